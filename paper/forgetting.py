@@ -15,8 +15,7 @@ import numpy as np
 import pandas as pd
 
 from fedproto import load
-from fedproto.data.federation import Federation
-from fedproto.data.statistics import class_counts, sample_labels
+from fedproto.data.federation import Federation, class_counts, sample_labels
 from fedproto.measures.scores import PER_CLASS
 from fedproto.report.results import StoredRun
 from fedproto.report.style import add_legend, new_figure

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedproto.data.statistics import class_counts
+from fedproto.data.federation import class_counts
 from fedproto.data.synthetic import Synthetic, draw_sizes
 from fedproto.rng import Indices
 

@@ -11,10 +11,9 @@ import torch
 
 from fedproto.data.base import data_root
 from fedproto.data.celeba import CelebA, read_attribute, read_identities
-from fedproto.data.federation import Federation
+from fedproto.data.federation import Federation, class_counts, statistics
 from fedproto.data.partition import by_key
 from fedproto.data.samples import TensorSamples
-from fedproto.data.statistics import class_counts, statistics
 from fedproto.errors import DataError
 from fedproto.report.style import COLORS, panel_grid
 from paper.base import EXPERIMENTS, FoundRuns

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedproto.data.base import data_root
-from fedproto.data.federation import Federation
-from fedproto.data.statistics import class_counts
+from fedproto.data.federation import Federation, class_counts
 from fedproto.errors import DataError
 from fedproto.report.figures import draw_class_mix
 from fedproto.report.style import COLORS, new_figure

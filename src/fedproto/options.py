@@ -23,7 +23,7 @@ import sys
 import threading
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -195,11 +195,7 @@ def _is_ordinary(value: float) -> bool:
 
 def is_unicode(text: str) -> bool:
     """Whether a string can be written; lone halves of characters cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _range_text(limits: Mapping[str, float]) -> str:
@@ -268,21 +264,11 @@ class Registry(Generic[T]):
 
     def stand_in(self, name: str, base: type[T], given: Mapping[str, Any]) -> T:
         """Options under an unknown name, which can be read but not used."""
-
-        def unknown(*_: Any) -> Any:
-            raise ConfigError(unknown_name(self.kind, name, self._all()))
-
-        methods: Iterable[str] = getattr(base, "__abstractmethods__", ())
-        own = dataclasses.make_dataclass(
-            "Unknown",
-            [(key, Any, None) for key in given],
-            bases=(base,),
-            namespace={"stands_for": name, **dict.fromkeys(methods, unknown)},
-            frozen=True,
-        )
         values = {key: tuple(one) if isinstance(one, list) else one for key, one in given.items()}
-        made: T = own(**values)
-        return made
+        fields = [(key, Any, None) for key in given]
+        own: Any = dataclasses.make_dataclass("Unknown", fields, bases=(base,), frozen=True)
+        own.stands_for, own.__abstractmethods__ = name, frozenset()
+        return typing.cast("T", own(**values))
 
     def name_of(self, cls: type) -> str:
         """The name under which a class is known."""

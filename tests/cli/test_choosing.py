@@ -142,7 +142,7 @@ def test_a_tuning_that_was_killed_chooses_the_same(recipe, tmp_path):
 import os, signal, sys
 import sklearn.datasets, torch._dynamo
 from fedproto.store.run import RunStore
-from fedproto.cli import choosing
+from fedproto.cli import running
 from fedproto.cli.app import main
 
 append, (recipe, out) = RunStore.append, sys.argv[1:]

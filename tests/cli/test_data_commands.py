@@ -11,7 +11,7 @@ import fedproto
 from data_files import write_mnist
 from fedproto.cli import main
 from fedproto.data.base import DATASETS
-from fedproto.data.statistics import statistics
+from fedproto.data.federation import statistics
 
 pytest_plugins = ["data_fixtures"]
 pytestmark = pytest.mark.usefixtures("cache")

@@ -14,10 +14,9 @@ from data_files import idx_bytes, image_bytes, needs_real, write_tar, write_zip
 from fedproto.cli import main
 from fedproto.data import DATASETS
 from fedproto.data.benchmarks import CIFAR10, CIFAR100, PACS, SVHN, TinyImageNet
-from fedproto.data.federation import Federation
+from fedproto.data.federation import Federation, class_counts, statistics
 from fedproto.data.mnist import MNIST, FashionMNIST
 from fedproto.data.samples import MappedSamples, TensorSamples
-from fedproto.data.statistics import class_counts, statistics
 from fedproto.data.synthetic import Synthetic
 from fedproto.data.transforms import moments, shifted
 from fedproto.errors import DataError

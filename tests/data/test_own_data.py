@@ -14,9 +14,9 @@ import fedproto
 from data_files import image_bytes
 from documents import ROOT
 from fedproto.cli import main
+from fedproto.data.federation import class_counts, statistics
 from fedproto.data.own import ClientFolders, ImageFolder
 from fedproto.data.segmentation import SegmentationFolder
-from fedproto.data.statistics import class_counts, statistics
 from fedproto.errors import ConfigError, DataError
 
 pytest.importorskip("PIL", reason="needs Pillow (fedproto[images])")

@@ -14,11 +14,11 @@ from data_files import idx_bytes, image_bytes, needs_real, write_tar, write_zip
 from fedproto.cli import main
 from fedproto.data import DATASETS
 from fedproto.data.celeba import CelebA, read_identities
+from fedproto.data.federation import class_counts, statistics
 from fedproto.data.files import open_tree
 from fedproto.data.mnist import FEMNIST, MNIST
 from fedproto.data.partition import by_classes_and_sizes
 from fedproto.data.segmentation import CLASSES, MACRO_CLASSES, FPascal, FPascalMacro, palette
-from fedproto.data.statistics import class_counts, statistics
 from fedproto.data.synthetic import Synthetic
 from fedproto.errors import DataError
 from fedproto.rng import Purpose, stream

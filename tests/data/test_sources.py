@@ -12,10 +12,10 @@ from fedproto import FedAvg, FedProto
 from fedproto.cli import main
 from fedproto.config.recipe import read_recipe
 from fedproto.data.digits import Digits
+from fedproto.data.federation import statistics
 from fedproto.data.mnist import FEMNIST, MNIST
 from fedproto.data.partition import by_first_samples
 from fedproto.data.samples import MappedSamples, TensorSamples
-from fedproto.data.statistics import statistics
 from fedproto.data.synthetic import Synthetic
 from fedproto.data.transforms import normalized
 from fedproto.engines.reference import read_state

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from fedproto.data.digits import Digits
-from fedproto.data.statistics import class_counts
+from fedproto.data.federation import class_counts
 from fedproto.data.tasks import task_named
 from fedproto.engines.base import EngineOptions, Workload
 from fedproto.engines.reference import read_state

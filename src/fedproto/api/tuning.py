@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from fedproto.callback import Callback
-from fedproto.config import RunConfig, differences, read_config
+from fedproto.config import RunConfig, read_config
 from fedproto.config.recipe import axes_of, directory_name, set_option, variants_of
 from fedproto.data.base import DataSource
 from fedproto.data.federation import Federation
 from fedproto.data.tasks import headline, lower_is_better
-from fedproto.errors import ConfigError, DataError, StoreError
+from fedproto.errors import ConfigError, DataError
 from fedproto.measures import MeasureOptions
 from fedproto.options import Options, option, read_options
 from fedproto.report.results import StoredRun
 from fedproto.rng import Purpose, stream
 from fedproto.rounds import runs_from, train
-from fedproto.store import RunStore, is_run
+from fedproto.store import RunStore, is_run, open_or_create
 from fedproto.store.sweeps import extend
 
 
@@ -176,20 +176,13 @@ def tune(
 
 def _opened(path: Path, trial: Trial, rounds: int) -> RunStore:
     """A trial's run, with at least this number of rounds to do."""
-    schedule = replace(trial.config.schedule, rounds=rounds)
-    if not is_run(path):
-        return RunStore.create(path, replace(trial.config, schedule=schedule))
-    store = RunStore.open(path)
-    different = differences(replace(store.config, schedule=schedule), trial.config)
-    if set(different) - {"schedule.rounds"}:
-        raise StoreError(
-            f"{path} belongs to another tuning (which differs in {', '.join(different)}); choose"
-            " another folder"
-        )
-    if store.config.schedule.rounds < rounds:
-        extend(path, rounds)
-        store = RunStore.open(path)
-    return store
+    planned = RunStore.open(path).config.schedule.rounds if is_run(path) else rounds
+    schedule = replace(trial.config.schedule, rounds=planned)
+    store = open_or_create(path, replace(trial.config, schedule=schedule))
+    if planned >= rounds:
+        return store
+    extend(path, rounds)
+    return RunStore.open(path)
 
 
 def _score(run: RunStore, rounds: int, metric: str | None) -> float:

@@ -23,11 +23,10 @@ from fedproto.callback import Callback
 from fedproto.cli.terminal import echo, print_table
 from fedproto.config.recipe import apply_overrides
 from fedproto.data.base import DATASETS, DataSource, data_root
-from fedproto.data.federation import Federation, cautions
+from fedproto.data.federation import Federation, cautions, statistics
 from fedproto.data.fetch import OnBytes
 from fedproto.data.fetch import check as check_files
 from fedproto.data.fetch import fetch as fetch_files
-from fedproto.data.statistics import statistics
 from fedproto.errors import DataError
 from fedproto.options import read_options
 from fedproto.report.figures import class_mix_figure

@@ -120,12 +120,8 @@ def resume(
 def tune_recipe(
     recipe: Recipe,
     overrides: Overrides = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the runs; a stopped tuning continues there.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan without training.")
-    ] = False,
+    out: Out = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
 ) -> None:
     """Choose hyperparameters by validation data, with the same budget for every method."""
     tables = read_tables(recipe, overrides or [])

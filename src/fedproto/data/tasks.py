@@ -196,12 +196,8 @@ class Segmentation(Task):
 
     def tally(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The confusion matrix (rows: true classes, columns: predicted), and the summed loss."""
-        num_classes = logits.shape[1]
-        pair = targets * num_classes + logits.argmax(dim=1)
-        pair = torch.where(targets == VOID, num_classes**2, pair)
-        counts = torch.bincount(pair.flatten(), minlength=num_classes**2 + 1)[:-1]
         loss = _summed_loss(logits.float(), targets).double()
-        return torch.cat([counts.double(), loss.unsqueeze(0)])
+        return torch.cat([confusion(logits, targets).flatten().double(), loss.unsqueeze(0)])
 
     def tally_counts(self, num_classes: int, input_shape: tuple[int, ...]) -> tuple[int, int]:
         """The confusion matrix; every pixel that is not void is in it once."""
@@ -236,6 +232,15 @@ class Segmentation(Task):
 
     def _name(self, label: int) -> str:
         return self.class_names[label] if label < len(self.class_names) else str(label)
+
+
+def confusion(logits: Tensor, targets: Tensor) -> Tensor:
+    """Labels by true class (rows) and predicted class (columns), ``[C, C]``; void is left out."""
+    classes = logits.shape[1]
+    pair = targets * classes + logits.argmax(dim=1)
+    pair = torch.where((targets >= 0) & (targets < classes), pair, classes**2)
+    counts = torch.bincount(pair.flatten(), minlength=classes**2 + 1)[:-1]
+    return counts.reshape(classes, classes)
 
 
 def _summed_loss(logits: Tensor, targets: Tensor) -> Tensor:

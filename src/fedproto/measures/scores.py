@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from fedproto.data.tasks import confusion
 from fedproto.measures.base import MEASURES, Measure
 from fedproto.measures.probe import Probe
 from fedproto.types import POOLED, ServerState
@@ -33,16 +34,9 @@ def score_clients(probe: Probe, state: ServerState) -> dict[str, float]:
 def score_classes(probe: Probe, state: ServerState) -> dict[str, float]:
     """Accuracy or IoU over the test parts of all clients, by class."""
     federation, test = probe.federation, probe.federation.test_indices
-    classes = federation.num_classes
-    confusion = torch.zeros(classes, classes, dtype=torch.int64)
-    for logits, targets in probe.logits(state, test):
-        pair = targets * classes + logits.argmax(dim=1)
-        valid = (targets >= 0) & (targets < classes)
-        confusion += (torch.bincount(pair[valid].flatten().cpu(), minlength=classes**2)).reshape(
-            classes, classes
-        )
-    true, correct = confusion.sum(dim=1), confusion.diagonal()
-    total = true + confusion.sum(dim=0) - correct if probe.task.label_maps else true
+    found = torch.stack([confusion(*batch).cpu() for batch in probe.logits(state, test)]).sum(dim=0)
+    true, correct = found.sum(dim=1), found.diagonal()
+    total = true + found.sum(dim=0) - correct if probe.task.label_maps else true
     shares = (correct.double() / total.clamp(min=1)).tolist()
     present = np.flatnonzero(true.numpy())
     return {federation.class_name(int(label)): shares[label] for label in present}

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedproto.data.federation import Federation
-from fedproto.data.statistics import class_counts
+from fedproto.data.federation import Federation, class_counts
 from fedproto.data.tasks import is_share, loss_beside
 from fedproto.report.arrangement import Arrangement, Group
 from fedproto.report.results import StoredRun
