@@ -76,7 +76,7 @@ class StackedEngine(Engine):
         """Tests all models together."""
         if not states or not len(indices):
             return [{} for _ in states]
-        if not self.stacks or observations.shares_statistics(self._network, states):
+        if not self.stacks or observations.lacks_statistics(self._network, states):
             return self.substitute().evaluate(states, indices)
         with self.workload.options.precision():
             tallies = self._observer.tallies(self._packed(states), len(states), indices)

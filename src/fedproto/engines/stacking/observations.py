@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedproto.engines.base import LocalJob
+from fedproto.engines.reference import by_client
 from fedproto.engines.stacking.network import Network, StackedForm
 from fedproto.rng import Indices
 from fedproto.strategies.values import Observation, Statistic
@@ -78,7 +79,11 @@ class Observer:
 
     def tallies(self, packed: Tensors, models: int, indices: Indices) -> Tensor:
         """Each model's test sums over some samples."""
-        task, total = self._workload.task, list[Tensor]()
+        task = self._workload.task
+        if self._network.by_batch:
+            own = [test for _, test in by_client(self._workload.federation, indices)]
+            return self._tallies_by_client(packed, models, own)
+        total: list[Tensor] = []
         where = torch.from_numpy(indices).to(self._device)
         for part in where.split(self._samples_at_once(models)):
             x = self._inputs[part].expand(models, *[-1] * self._inputs.dim())
@@ -86,6 +91,25 @@ class Observer:
             logits = self._network.outputs(packed, x, live).logits
             total.append(vmap(task.tally, in_dims=(0, None))(logits, self._targets[part]))
         return torch.stack(total).sum(dim=0).cpu()
+
+    def _tallies_by_client(self, packed: Tensors, models: int, own: Sequence[Indices]) -> Tensor:
+        """Each model's test sums, every client's samples in batches of their own."""
+        where, _ = self._rows(own)
+        width, task, total = self._workload.options.eval_batch_size, self._workload.task, []
+        for index in range(models):
+            tallies = []
+            for rows, columns in self._parts(where, width):
+                part = where[rows, columns]
+                live = part != FILLS
+                model = {
+                    name: tensor[index].expand(len(part), *tensor.shape[1:])
+                    for name, tensor in packed.items()
+                }
+                x = self._inputs[part.clamp(min=0)]
+                logits = self._network.outputs(model, x, live).logits
+                tallies.append(task.tally(logits[live], self._targets[part[live]]))
+            total.append(torch.stack(tallies).sum(dim=0))
+        return torch.stack(total).cpu()
 
     def _rows(self, parts: Sequence[Indices]) -> tuple[Tensor, list[int]]:
         """Samples row by row ``[J, N]``, longest first, filled up by `FILLS`; and whose."""
@@ -124,11 +148,6 @@ def received_statistics(
         rows = [state.buffers.get(name, initial) for state in states]
         found[name] = torch.stack([row.to(like.device, like.dtype) for row in rows])
     return found
-
-
-def shares_statistics(network: Network, states: Sequence[ServerState]) -> bool:
-    """Whether samples are normalised together in tests, so that clients are tested one by one."""
-    return network.by_batch or lacks_statistics(network, states)
 
 
 def lacks_statistics(network: Network, states: Sequence[ServerState]) -> bool:
