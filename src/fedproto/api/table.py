@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedproto.data.tasks import is_share
@@ -147,37 +146,34 @@ def comparison(
     factor, digits, unit = (100, 1, " %") if is_share(metric) else (1, 3, "")
     compared = [row.against for row in rows if row.against is not None]
     tested = any(each.difference.pairs >= FEWEST_PAIRS for each in compared)
-    cells: dict[str, Callable[[Summary], str]] = {
-        "method": lambda row: row.title,
-        metric + unit: partial(_mean, name=metric, factor=factor, digits=digits),
-    }
-    if compared:
-        cells["difference"] = partial(_difference, factor=factor, digits=digits, tested=tested)
-    if tested:
-        cells["95 % interval"] = partial(_interval, factor=factor, digits=digits)
-        cells["p"] = _p_value
-    if target is not None:
-        cells[f"rounds to {target:g}"] = partial(_mean, name="rounds to target", digits=0)
-    if not brief:
-        for name in (CLIENT_SCORES | PERSONAL_SCORES).values():
-            if any(name in row.values for row in rows):
-                cells[f"{name} %"] = partial(_mean, name=name, factor=100, digits=1)
-    cells["seeds"] = lambda row: str(len(row.seeds))
-    cells["rounds"] = lambda row: (
-        str(row.rounds) if row.rounds >= row.planned else f"{row.rounds} of {row.planned}"
-    )
-    if metric != "loss":
-        cells["loss"] = partial(_mean, name="loss")
-    if not brief:
-        name = "mean over rounds"
-        cells[name + unit] = partial(_mean, name=name, factor=factor, digits=digits)
-        cells["MB"] = lambda row: (
-            f"{1e-6 * (row.values['bytes up'][0] + row.values['bytes down'][0]):.1f}"
-        )
-        cells["wall s"] = partial(_mean, name="seconds", digits=0, spread=False)
+    clients = {} if brief else CLIENT_SCORES | PERSONAL_SCORES
+    scored = [name for name in clients.values() if any(name in row.values for row in rows)]
+
+    def cells(row: Summary) -> dict[str, str]:
+        found = {"method": row.title, metric + unit: _mean(row, metric, factor, digits)}
+        if compared:
+            found["difference"] = _difference(row, factor, digits, tested=tested)
+        if tested:
+            found |= {"95 % interval": _interval(row, factor, digits), "p": _p_value(row)}
+        if target is not None:
+            found[f"rounds to {target:g}"] = _mean(row, "rounds to target", digits=0)
+        found |= {f"{name} %": _mean(row, name, 100, 1) for name in scored}
+        found["seeds"] = str(len(row.seeds))
+        planned = f" of {row.planned}" if row.rounds < row.planned else ""
+        found["rounds"] = f"{row.rounds}{planned}"
+        if metric != "loss":
+            found["loss"] = _mean(row, "loss")
+        if not brief:
+            name = "mean over rounds"
+            found[name + unit] = _mean(row, name, factor, digits)
+            traffic = row.values["bytes up"][0] + row.values["bytes down"][0]
+            found["MB"] = f"{1e-6 * traffic:.1f}"
+            found["wall s"] = _mean(row, "seconds", digits=0, spread=False)
+        return found
+
     return Table(
         [_values(row) for row in rows],
-        [{name: cell(row) for name, cell in cells.items()} for row in rows],
+        [cells(row) for row in rows],
         sections=[row.condition for row in rows],
         title=f"{metric} and loss: mean over the last 10 % of the rounds",
         caption=_caption(rows, metric),
