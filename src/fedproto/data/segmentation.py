@@ -292,7 +292,6 @@ class FPascal(Prepared, SharedOut):
         put_pairs(builder, tree, pairs, self.size, len(CLASSES), callback)
         builder.put("classes", 1 + seen[single, 1:].argmax(axis=1))
         builder.put("for_clients", single < len(train))
-        builder.put("stems", np.array([stems[row] for row in single], dtype=np.bytes_))
 
 
 @DATASETS.register("fpascal-macro")

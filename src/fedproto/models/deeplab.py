@@ -44,20 +44,16 @@ class DeepLab(nn.Module):
         coarse, low_level = self.backbone(x)
         return self.aspp(coarse), low_level
 
-    def decode(self, features: Tensor, low_level: Tensor) -> Tensor:
-        """Logits ``[B, C, H/4, W/4]``."""
-        fine = self.reduce(low_level)
-        both = torch.cat([_resized(features, fine.shape[-2:]), fine], dim=1)
-        logits: Tensor = self.classifier(self.refine(both))
-        return logits
-
     def features(self, x: Tensor) -> Tensor:
         """The encoder's output, ``[B, D, H/16, W/16]``."""
         return self.encode(x)[0]
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of every pixel, ``[B, C, H, W]``."""
-        logits = self.decode(*self.encode(x))
+        features, low_level = self.encode(x)
+        fine = self.reduce(low_level)
+        both = torch.cat([_resized(features, fine.shape[-2:]), fine], dim=1)
+        logits: Tensor = self.classifier(self.refine(both))
         # Under mixed precision the logits are interpolated in the precision of the inputs.
         return _resized(logits.to(x.dtype), x.shape[-2:])
 

@@ -184,22 +184,17 @@ class ServerOptions(Part):
             memory = part(group, old.memory).items()
             return {name: tensor.to(slope[name].device) for name, tensor in memory}
 
-        if self.optimizer == "sgd":
-            step = {
-                name: self.momentum * mean + slope[name] for name, mean in kept(MOMENTUM).items()
-            }
-            new = under(MOMENTUM, step)
-        else:
-            mean = {
-                name: self.beta1 * mean + (1 - self.beta1) * slope[name]
-                for name, mean in kept(MOMENTUM).items()
-            }
+        adam = self.optimizer == "adam"
+        decay, share = (self.beta1, 1 - self.beta1) if adam else (self.momentum, 1.0)
+        step = {name: decay * one + share * slope[name] for name, one in kept(MOMENTUM).items()}
+        new = under(MOMENTUM, step)
+        if adam:
             square = {
-                name: self.beta2 * square + (1 - self.beta2) * slope[name].square()
-                for name, square in kept(SQUARE).items()
+                name: self.beta2 * one + (1 - self.beta2) * slope[name].square()
+                for name, one in kept(SQUARE).items()
             }
-            step = {name: one / (square[name].sqrt() + self.tau) for name, one in mean.items()}
-            new = {**under(MOMENTUM, mean), **under(SQUARE, square)}
+            step = {name: one / (square[name].sqrt() + self.tau) for name, one in step.items()}
+            new |= under(SQUARE, square)
         params = {name: tensor - self.lr * step[name] for name, tensor in old.params.items()}
         return replace(combined, params=params, memory={**combined.memory, **new})
 
