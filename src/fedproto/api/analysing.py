@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from fedproto.api.result import Result
 from fedproto.config import RunConfig
 from fedproto.data.segmentation import palette
-from fedproto.disk.files import Folder, explained, write_atomically
-from fedproto.errors import ConfigError, DataError, StoreError, install, unknown_name
+from fedproto.disk.files import Folder, explained, write_atomically, write_output
+from fedproto.errors import ConfigError, StoreError, install, unknown_name
 from fedproto.measures import MEASURES, Gauge, Taken
 from fedproto.measures.probe import Probe
 from fedproto.measures.uncertainty import feature_entropy, relative, softmax_entropy, upsampled
@@ -260,8 +260,6 @@ def save_heat(values: NDArray[np.float64], path: Path) -> Path:
 
 
 def _save(picture: Image, path: Path) -> Path:
-    with explained(path, " cannot be written", "", DataError):
-        encoded = io.BytesIO()
-        picture.save(encoded, "PNG")
-        write_atomically(path, encoded.getvalue())
-    return path
+    encoded = io.BytesIO()
+    picture.save(encoded, "PNG")
+    return write_output(path, encoded.getvalue())

@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedproto.api.result import Result
-from fedproto.disk.files import explained, write_atomically
+from fedproto.disk.files import write_output
 from fedproto.engines.layers import statistics_names
 from fedproto.errors import StoreError, printable
 from fedproto.models.adapter import original
@@ -33,11 +33,7 @@ def export(result: Result, folder: str | Path) -> list[Path]:
     folder = Path(folder)
     weights, card = save(state_dict(result), {"format": "pt"}), model_card(result)
     contents = {WEIGHTS: weights, "README.md": card.encode()}
-    with explained(folder, " cannot be written", "; choose another folder"):
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in contents.items():
-            write_atomically(folder / name, content)
-    return [folder / name for name in contents]
+    return [write_output(folder / name, content) for name, content in contents.items()]
 
 
 def state_dict(result: Result) -> dict[str, Tensor]:

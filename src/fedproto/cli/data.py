@@ -90,10 +90,8 @@ def plot(
 ) -> None:
     """Draw how classes are spread over clients."""
     federation = _load(_configured(name, settings))
-    folder = out or Path("plots")
-    folder.mkdir(parents=True, exist_ok=True)
-    figure = class_mix_figure(federation)
-    echo(f"wrote {save_figure(figure, folder / f'{name}-classes.png')}")
+    file = (out or Path("plots")) / f"{name}-classes.png"
+    echo(f"wrote {save_figure(class_mix_figure(federation), file)}")
 
 
 def prepare_all(sources: Sequence[DataSource]) -> None:

@@ -22,7 +22,7 @@ from fedproto.cli.terminal import echo
 from fedproto.config import RunConfig
 from fedproto.config.recipe import read_recipe, read_tables, recipe_text
 from fedproto.data import DataSource, Federation
-from fedproto.disk.files import explained, write_atomically
+from fedproto.disk.files import explained, write_output
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.rounds import Run, load_federations, runs_from, train
 from fedproto.rounds.run import demand_of
@@ -144,8 +144,7 @@ def tune_recipe(
         echo("stopped; the same command continues from there", err=True)
         raise typer.Exit(130) from None
     tuned, file = tuned_recipe(tables, [trial for trial, _ in choices]), path / "tuned.toml"
-    with explained(path):
-        write_atomically(file, recipe_text(tuned).encode())
+    write_output(file, recipe_text(tuned).encode())
     rows = [
         {"method": trial.method, "validation": score, **trial.chosen} for trial, score in choices
     ]

@@ -54,9 +54,6 @@ def predict(
     if out is not None and len(set(names)) < len(names):
         raise ConfigError(f"--out {out}: two of the images have the same name")
     predictor = Predictor(load(run, best=best))
-    if out is not None:
-        with explained(out, " cannot be made", "", DataError):
-            out.mkdir(parents=True, exist_ok=True)
     for image in images:
         found = predictor.picture(image)
         facts: dict[str, Any]

@@ -229,6 +229,18 @@ def write_atomically(path: Path, content: bytes) -> None:
     Folder(path.parent).write(path.name, content)
 
 
+def write_output(path: Path, content: bytes) -> Path:
+    """Writes a file that a user asked for, atomically, and makes the folder that it goes to.
+
+    Raises:
+        StoreError: If it cannot be written.
+    """
+    with explained(path, " cannot be written", "; choose another folder"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
+    return path
+
+
 def open_regular(path: Path) -> BufferedReader:
     """Opens a file for reading; a pipe or a device, which may be endless, is refused."""
     return cast("BufferedReader", open_plain(path, os.O_RDONLY, follow=True))

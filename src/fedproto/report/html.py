@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from fedproto.config import flatten
 from fedproto.data.federation import cautions
 from fedproto.data.tasks import is_share, loss_beside, lower_is_better
-from fedproto.disk.files import explained, write_atomically
+from fedproto.disk.files import write_output
 from fedproto.measures.scores import PERSONAL_SCORES
 from fedproto.report.arrangement import Arrangement, Group, arrange
 from fedproto.report.figures import label_of
@@ -67,9 +67,7 @@ def write_page(
     runs = find_runs(directories, problems.append)
     content = page_content(runs, metric=metric, target=target, problems=problems)
     page = render(content, title or ", ".join(path.resolve().name for path in directories))
-    with explained(file, " cannot be written", "; choose another file"):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, page.encode())
+    write_output(file, page.encode())
     return list(content["problems"])
 
 

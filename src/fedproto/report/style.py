@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedproto.data.samples import MappedSamples, Samples
 from fedproto.data.segmentation import palette
-from fedproto.disk.files import explained, write_atomically
+from fedproto.disk.files import write_output
 from fedproto.errors import ConfigError, install, printable
 
 if TYPE_CHECKING:
@@ -116,10 +116,7 @@ def save_figure(figure: Figure, path: Path, dpi: int = 150) -> Path:
     """
     content = io.BytesIO()
     figure.savefig(content, format=path.suffix.removeprefix(".") or "png", dpi=dpi)
-    with explained(path, " cannot be written", "; choose another folder"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content.getvalue())
-    return path
+    return write_output(path, content.getvalue())
 
 
 def literal(text: str) -> str:
