@@ -111,7 +111,7 @@ def test_a_host_starts_what_its_folder_is_for(made, become, monkeypatch):
     assert main(["flower", "start", str(folder / "server")]) == 0
     command = become[1]
     assert command[3:5] == ["fedproto.flower.programs", "superlink"]
-    assert command[command.index("--public") + 1] == "0.0.0.0:8123"
+    assert command[command.index("superlink") + 1] == "0.0.0.0:8123"
     assert command[command.index("--host") + 1] == "127.0.0.1"
     assert command[command.index("--port") + 1] == "8124"
 

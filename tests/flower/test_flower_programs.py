@@ -60,7 +60,7 @@ def test_messages_are_copies_of_a_process_that_has_imported_everything(tmp_path)
     [
         (["superexec"], "--runtime-api-address"),
         (["supernode"], "--auth-supernode-private-key"),
-        (["superlink", "--public=localhost:1"], "--enable-supernode-auth"),
+        (["superlink", "localhost:1"], "--enable-supernode-auth"),
     ],
 )
 def test_the_programs_are_flowers_own_with_the_same_options(program, option):

@@ -78,8 +78,7 @@ NODE_PORT = 9094
 """Flower's port for a node; the client's number is added."""
 
 START_FOR = 60.0
-LOOK_EVERY = 0.5
-ASK_EVERY = 10.0
+LOOK_EVERY = 1.0
 SILENT_FOR = 120.0
 """Seconds without an answer after which a server is given up."""
 
@@ -108,7 +107,7 @@ def server_command(server: Path, public: str, port: int, database: Path) -> list
     """The server's command: for its owner at a port of loopback, for nodes at a public address."""
     return command_of(
         "superlink",
-        *("--public", public, "--enable-supernode-auth", "--database", str(database)),
+        *(public, "--enable-supernode-auth", "--database", str(database)),
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--ssl-ca-certfile", str(server / "server.crt")),
         *("--ssl-certfile", str(server / "server.crt")),
@@ -190,7 +189,7 @@ class Control:
         `check` is called at intervals, and raises if waiting is useless.
         """
         seen = [len(store.records()) for store in stores]
-        asked = answered = time.monotonic()
+        answered = time.monotonic()
         while True:
             _report(stores, seen, callback)
             over = all(store.finished for store in stores)
@@ -198,22 +197,18 @@ class Control:
                 raise DeploymentError(error.read_text(encoding="utf-8").strip())
             if not over:
                 check()
-            if over or time.monotonic() - asked > ASK_EVERY:
-                asked = time.monotonic()
-                try:
-                    status = self.status(run)
-                except FedprotoError:
-                    # A server under load fails now and then; the records show the progress.
-                    if time.monotonic() - answered > SILENT_FOR:
-                        raise
-                    time.sleep(ASK_EVERY)
-                    continue
-                answered = time.monotonic()
-                ended = status.startswith("finished")
-                if over and ended:
+            try:
+                status, answered = self.status(run), time.monotonic()
+            except FedprotoError:
+                # A server under load fails now and then; the records show the progress.
+                if time.monotonic() - answered > SILENT_FOR:
+                    raise
+                status = "unknown"
+            if status.startswith("finished"):
+                if over:
                     return
                 # The last round may be done between our look at it and Flower's answer.
-                if ended and not all(store.finished for store in stores):
+                if not all(store.finished for store in stores):
                     raise DeploymentError(
                         f"Flower ended the run ({status}) before it was done; see the log of the"
                         " SuperLink"

@@ -62,7 +62,6 @@ class FlowerEngine(Engine):
         self._given_up: set[int] = set()
         self._suspended = suspended
         self._asked: set[int] = set()
-        self._incidents: list[str] = []
         on_server = self._options.evaluate_on == "server"
         self._local = ReferenceEngine(workload) if on_server else None
         self.holds_data = on_server
@@ -109,20 +108,18 @@ class FlowerEngine(Engine):
 
     def take_incidents(self) -> list[str]:
         """Rejected clients and failed tests."""
-        taken, self._incidents = self._incidents, []
-        suspended = self._suspended.end_round(self._options)
-        return taken + suspended + self._nodes.take_notices()
+        taken = [*self._nodes.notices, *self._suspended.end_round(self._options)]
+        self._nodes.notices.clear()
+        return taken
 
     def _gather(self, clients: set[int]) -> str | None:
         """Waits for clients that are not connected; the reason if the round is impossible."""
-        wait, least = self._options.wait, self._options.min_clients
-        ready = self._nodes.wait_for(clients - self._given_up, wait)
-        self._given_up |= clients - ready
-        ready |= clients & self._nodes.clients().keys()
-        self._given_up -= ready
-        if len(ready) < least:
-            ready = self._nodes.wait_for(clients, wait)
-        if len(ready) >= least:
+        self._nodes.wait_for(clients - self._given_up, self._options.wait)
+        if len(clients & self._nodes.clients().keys()) < self._options.min_clients:
+            self._nodes.wait_for(clients, self._options.wait)
+        ready = clients & self._nodes.clients().keys()
+        self._given_up = (self._given_up | clients) - ready
+        if len(ready) >= self._options.min_clients:
             return None
         return self._too_few(f"{len(ready)} of {len(clients)} clients connected")
 
@@ -167,7 +164,7 @@ class FlowerEngine(Engine):
                 continue
             results[index], began_anew = answer
             if began_anew:
-                self._incidents.append(
+                self._nodes.notices.append(
                     f"client {client} had lost its memory and started from empty memory"
                 )
         return results
@@ -214,7 +211,7 @@ class FlowerEngine(Engine):
         }
         absent = [str(client) for client in due if client not in asked]
         if absent:
-            self._incidents.append(
+            self._nodes.notices.append(
                 f"not tested on clients {', '.join(absent)}: not connected, or failing"
             )
         answers = exchange(
@@ -235,7 +232,7 @@ class FlowerEngine(Engine):
         for client in asked:
             answer = answers[client]
             if isinstance(answer, UnreadableError):
-                self._incidents.append(f"not tested on client {client}: {answer}")
+                self._nodes.notices.append(f"not tested on client {client}: {answer}")
                 self._suspended.note(client, TEST, str(answer))
             else:
                 found[client] = answer

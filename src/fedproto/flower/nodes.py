@@ -182,6 +182,9 @@ class Nodes:
     """The connected clients.
 
     With `keys`, the fingerprints of the clients' public keys, a client is the node with its key.
+
+    Attributes:
+        notices: What is to be in the next record, such as rejected nodes.
     """
 
     def __init__(
@@ -198,25 +201,20 @@ class Nodes:
         self._known: dict[int, Hello] = {}
         self._online: dict[int, tuple[str, str | None]] = {}
         self._rejected: dict[int, str] = {}
-        self._notices: list[str] = []
+        self.notices: list[str] = []
 
     def clients(self) -> dict[int, int]:
         """The node of every client that is connected."""
         return {self._known[node].client: node for node in self._known.keys() & self._online}
 
-    def hello_of(self, client: int) -> Hello:
-        """A connected client's description of itself."""
-        return self._known[self.clients()[client]]
+    def hellos(self) -> dict[int, Hello]:
+        """The connected clients' descriptions of themselves."""
+        return {client: self._known[node] for client, node in self.clients().items()}
 
     def note(self, text: str) -> None:
         """Shows a notice and keeps it for the record."""
-        self._notices.append(text)
+        self.notices.append(text)
         self._callback.on_notice(text)
-
-    def take_notices(self) -> list[str]:
-        """Notices since the last call, such as rejected nodes."""
-        taken, self._notices = self._notices, []
-        return taken
 
     def refresh(self, *, ask_again: bool = False) -> None:
         """Asks connected nodes that have not identified themselves yet."""
@@ -242,8 +240,8 @@ class Nodes:
                 self._rejected.pop(node, None)
                 LOG.info("client %d is node %d (%s), key %s", hello.client, node, name, key)
 
-    def wait_for(self, clients: Collection[int], seconds: float) -> set[int]:
-        """Waits for clients until a deadline; the connected ones."""
+    def wait_for(self, clients: Collection[int], seconds: float) -> None:
+        """Waits until some clients are connected, at most this long."""
         ends = time.monotonic() + seconds
         self.refresh()
         asked = time.monotonic()
@@ -253,7 +251,6 @@ class Nodes:
             if again:
                 asked = time.monotonic()
             self.refresh(ask_again=again)
-        return set(clients) & self.clients().keys()
 
     def _judge(self, node: int, answer: RecordDict) -> Hello:
         """Makes a node known, if it may take part as the client that it names."""
@@ -308,15 +305,15 @@ def enrol(config: RunConfig, nodes: Nodes, folder: Path) -> Federation:
             "flower.clients is missing: set it to the number of clients, or test on the server"
             " (flower.evaluate_on = 'server') where it has the data"
         )
-    ready = nodes.wait_for(range(number), config.flower.wait)
-    missing = sorted(set(range(number)) - ready)
-    if missing:
+    nodes.wait_for(range(number), config.flower.wait)
+    ready = nodes.hellos()
+    if missing := [client for client in range(number) if client not in ready]:
         raise DataError(
             f"clients {', '.join(map(str, missing))} did not connect within"
             f" {config.flower.wait:g} s; the first round needs the sizes of all {number}: start"
             " them, or wait longer (flower.wait)"
         )
-    hellos = [nodes.hello_of(client) for client in range(number)]
+    hellos = [ready[client] for client in range(number)]
     enrolled[data] = [options_to_dict(one) for one in hellos]
     federation = federation_of(config, _believed(hellos, config, nodes))
     with explained(path):

@@ -9,7 +9,6 @@ The other arguments are those of Flower's commands.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import signal
@@ -144,28 +143,26 @@ def _as_in_table(host: str, port: int) -> str:
 
 
 def superlink() -> None:
-    """Runs Flower's SuperLink on two addresses, its own and ``--public HOST:PORT``.
+    """Runs Flower's SuperLink on two addresses: its own, and the first argument for nodes.
 
     With a Flower that serves in another way the public port stays closed.
     """
     import uvicorn
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--public", metavar="HOST:PORT", required=True)
-    own, flowers = parser.parse_known_args()
+    public = sys.argv.pop(1)
 
     def serve_both(app: App, **settings: Any) -> None:
-        host, _, port = own.public.rpartition(":")
+        host, _, port = public.rpartition(":")
         private = (str(settings["host"]), int(settings["port"]))
         try:
             sockets = [_listen((host.strip("[]"), int(port))), _listen(private)]
         except OSError as error:
-            sys.exit(f"cannot listen on {own.public} and {private[0]}:{private[1]}: {error}")
+            sys.exit(f"cannot listen on {public} and {private[0]}:{private[1]}: {error}")
         uvicorn.Server(uvicorn.Config(Gateway(app, private), **settings)).run(sockets)
 
     uvicorn.run = serve_both  # type: ignore[assignment]
-    sys.argv = ["flower-superlink", *flowers]
+    sys.argv[0] = "flower-superlink"
     flower_superlink()
 
 

@@ -69,12 +69,7 @@ def one_line(text: str) -> str:
 
 def write_tensors(tensors: Tensors) -> ArrayRecord:
     """Named tensors as a record, rows first whatever their order in memory."""
-    return ArrayRecord(
-        {
-            name: Array(np.ascontiguousarray(tensor.detach().cpu().numpy()).reshape(tensor.shape))
-            for name, tensor in tensors.items()
-        }
-    )
+    return ArrayRecord({name: Array(one.detach().contiguous()) for name, one in tensors.items()})
 
 
 def read_tensors(content: RecordDict, name: str, like: Tensors) -> dict[str, Tensor]:

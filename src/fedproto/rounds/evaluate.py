@@ -18,7 +18,7 @@ from fedproto.rounds.jobs import make_job
 from fedproto.strategies.base import HeadAlone, Strategy
 from fedproto.strategies.sections import Method
 from fedproto.strategies.values import Setting
-from fedproto.types import ClientUpdate, ServerState, Tensors
+from fedproto.types import ClientUpdate, ServerState
 
 if TYPE_CHECKING:
     from fedproto.rounds.run import Run
@@ -33,23 +33,19 @@ PERSONAL, FINETUNED = "personal_", "finetuned_"
 def evaluate_round(
     runs: Sequence[Run],
     states: Sequence[ServerState],
-    last_rounds: Sequence[Mapping[int, int]],
     engine: Engine,
     setting: Setting,
 ) -> list[dict[str, dict[str, float]]]:
-    """Scores of every run after a round, of each model that it tests by name; none if not due.
-
-    `last_rounds` are, per run, the last round of each client whose update was accepted.
-    """
+    """Scores of every run after a round, of each model that it tests by name; none if not due."""
     scores = _scores(runs, states, engine)
-    for run, state, last_round, found in zip(runs, states, last_rounds, scores, strict=True):
+    for run, state, found in zip(runs, states, scores, strict=True):
         served = found[SERVED]
         if not run.config.evaluate.test:
             continue
         if served:
-            served |= _personal_scores(run, state.served, last_round, engine, setting)
+            served |= _personal_scores(run, state.served, engine, setting)
         if state.round == run.config.schedule.rounds:
-            served |= _finetuned_scores(run, state.served, last_round, engine)
+            served |= _finetuned_scores(run, state.served, engine)
     return [{name: finite(one) for name, one in found.items()} for found in scores]
 
 
@@ -91,11 +87,7 @@ def _scores(
 
 
 def _personal_scores(
-    run: Run,
-    state: ServerState,
-    last_round: Mapping[int, int],
-    engine: Engine,
-    setting: Setting,
+    run: Run, state: ServerState, engine: Engine, setting: Setting
 ) -> dict[str, float]:
     """Mean over clients of the scores of their own models; nothing for methods without any.
 
@@ -104,22 +96,18 @@ def _personal_scores(
     needs = run.config.method.needs
     if not needs.personal_model and "personal" not in needs.hooks:
         return {}
-    declared, federation = run.config.method.client_memory(setting), engine.workload.federation
-    digest = run.digest if engine.clients_remember else ""
+    federation, elsewhere = engine.workload.federation, engine.clients_remember
     jobs = []
     for client in _tested(federation):
-        last = last_round.get(client)
-        memory: Tensors = {}
-        if not engine.clients_remember and last is not None:
-            memory = run.memory.recall(client, last, declared) or {}
-        own: dict[str, Any] = {"memory": memory, "last_round": last, "run": digest}
+        last = run.last_round.get(client)
+        own: dict[str, Any] = {"last_round": last, "run": run.digest if elsewhere else ""}
+        if not elsewhere and last is not None:
+            own["memory"] = run.memory_of(client, setting)
         jobs.append(_job(run.config, state, client, federation, **own))
     return _summary(PERSONAL, engine.evaluate_personal(jobs))
 
 
-def _finetuned_scores(
-    run: Run, state: ServerState, last_round: Mapping[int, int], engine: Engine
-) -> dict[str, float]:
+def _finetuned_scores(run: Run, state: ServerState, engine: Engine) -> dict[str, float]:
     """Mean scores on new clients of the served model, fine-tuned on each; nothing unless asked.
 
     New clients are those that never took part; all clients where every one did.
@@ -133,7 +121,7 @@ def _finetuned_scores(
         )
     federation = engine.workload.federation
     tested = _tested(federation)
-    new = [client for client in tested if client not in last_round] or tested
+    new = [client for client in tested if client not in run.last_round] or tested
     plain = Method(HeadAlone() if run.config.strategy.finetunes_head else Strategy())
     jobs = [_job(run.config, state, client, federation, epochs, method=plain) for client in new]
     scores = [

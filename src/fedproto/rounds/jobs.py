@@ -16,7 +16,7 @@ from fedproto.errors import ConfigError, StoreError
 from fedproto.rng import Purpose, schedule, torch_seed
 from fedproto.rounds.claims import believed_sizes
 from fedproto.strategies.values import Setting, initial_tensors
-from fedproto.types import POOLED, ServerState, Tensors
+from fedproto.types import POOLED, ServerState
 
 if TYPE_CHECKING:
     from fedproto.rounds.run import Run
@@ -113,20 +113,6 @@ def plan_round(
     """
     config, round_, method = run.config, run.state.round, run.config.method
     cohort, stragglers, dropped, orders = participants(config, round_, federation)
-    declared = method.client_memory(setting)
-
-    def memory_of(client: int) -> Tensors:
-        if clients_remember:
-            return {}
-        last_round = run.last_round.get(client)
-        kept = run.memory.recall(client, last_round, declared)
-        if kept is None:
-            raise StoreError(
-                f"the memory of client {client} after round {last_round} is missing; restore the"
-                " run's folder 'clients' from a copy, or start the run again"
-            )
-        return kept
-
     shared: dict[str, Any] = {
         "lr": config.train.lr_at(round_, config.schedule.rounds),
         "broadcast": method.broadcast(run.state, setting),
@@ -139,7 +125,7 @@ def plan_round(
             config,
             received,
             batches,
-            memory=memory_of(batches.client),
+            memory={} if clients_remember else run.memory_of(batches.client, setting),
             last_round=run.last_round.get(batches.client),
             **shared,
         )
@@ -175,12 +161,9 @@ def participants(
         seed, round_, drawn_by, config.schedule.cohort, config.schedule.sampling
     )
 
-    def batches(
-        client: int, num_examples: int, epochs: int, max_steps: int = 0
-    ) -> schedule.BatchOrder:
-        return schedule.BatchOrder(
-            seed, round_, client, num_examples, options.batch_size, epochs, max_steps
-        )
+    def batches(client: int, number: int, epochs: int, max_steps: int = 0) -> schedule.BatchOrder:
+        place = seed, round_, client, number
+        return schedule.BatchOrder(*place, options.batch_size, epochs, max_steps)
 
     if strategy.pooled:
         budget = sum(batches(client, int(sizes[client]), options.epochs).steps for client in cohort)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from fedproto.config import RunConfig
 from fedproto.engines.base import Engine
 from fedproto.errors import ConfigError, unknown_name
-from fedproto.measures import MEASURES, Gauge, MeasureOptions, Taken
+from fedproto.measures import MEASURES, Gauge, MeasureOptions
 from fedproto.measures.scores import PER_CLIENT
 from fedproto.rounds.aggregate import Expected, RoundOutcome, aggregate_round
 from fedproto.rounds.evaluate import SERVED, evaluate_round, finite, models_to_test
@@ -27,6 +27,7 @@ from fedproto.types import (
     ClientFailure,
     ClientUpdate,
     RoundRecord,
+    ServerState,
     Updates,
     num_bytes,
     under,
@@ -73,49 +74,37 @@ def _run_round(
     failed = {client: why for each in outcomes for client, why in each.failures.items()}
     engine.judged(usable, {one: why for one, why in failed.items() if one not in usable})
     states = [outcome.state for outcome in outcomes]
-    accepted = [
-        {**run.last_round, **dict.fromkeys(outcome.attention, run.state.round)}
-        for run, outcome in zip(runs, outcomes, strict=True)
-    ]
-    scores = evaluate_round(runs, states, accepted, engine, setting)
-    measured = [
-        [
-            (name, gauge.take(run.config.measure, run.config.seed, model))
-            for name, model in models_to_test(run, state).items()
-        ]
-        if run.config.measure.due(state.round, run.config.schedule.rounds)
-        else []
-        for run, state in zip(runs, states, strict=True)
-    ]
+    scores = evaluate_round(runs, states, engine, setting)
     incidents = engine.take_incidents()
     seconds = time.perf_counter() - started
-    parts = zip(runs, plans, outcomes, scores, measured, _time_shares(by_run), strict=True)
-    for run, plan, outcome, score, taken, share in parts:
+    parts = zip(runs, plans, outcomes, scores, _time_shares(by_run), strict=True)
+    for run, plan, outcome, score, share in parts:
+        began, options = time.perf_counter(), run.config.measure
         record = _record(run, plan, outcome, score)
-        for name, one in taken:
-            _add(record, name, one)
-        notes = [*([outcome.note] if outcome.note else []), *incidents]
-        record = replace(record, seconds=seconds * share, note="; ".join(notes) or None)
+        if options.due(outcome.state.round, run.config.schedule.rounds):
+            _measure(run, outcome.state, record, gauge, options)
         ends = run.config.stop_reason([*run.records, record]) is not None
         wanted = engine.holds_data and run.config.evaluate.test
         if ends and wanted and PER_CLIENT not in record.tables:
-            clients = MeasureOptions(what=("clients",))
-            for name, model in models_to_test(run, outcome.state).items():
-                _add(record, name, gauge.take(clients, run.config.seed, model))
+            _measure(run, outcome.state, record, gauge, MeasureOptions(what=("clients",)))
+        spent = seconds * share + time.perf_counter() - began
+        notes = [*([outcome.note] if outcome.note else []), *incidents]
+        record = replace(record, seconds=spent, note="; ".join(notes) or None)
         _check_stop(run.config, record)
         run.add(outcome.state, record)
         engine.workload.callback.on_round(run.config, record)
         yield run, record
 
 
-def _add(record: RoundRecord, model: str, taken: Taken) -> None:
-    """Adds a model's measures to the round's record."""
-    if model == SERVED:
-        record.metrics.update(taken.metrics)
-        record.tables.update(taken.tables)
-    else:
-        record.also[model].update(taken.metrics)
-        record.tables.update(under(model, taken.tables))
+def _measure(
+    run: Run, state: ServerState, record: RoundRecord, gauge: Gauge, options: MeasureOptions
+) -> None:
+    """Adds measures of every tested model to the round's record."""
+    for name, model in models_to_test(run, state).items():
+        taken = gauge.take(options, run.config.seed, model)
+        served = name == SERVED
+        (record.metrics if served else record.also[name]).update(taken.metrics)
+        record.tables.update(taken.tables if served else under(name, taken.tables))
 
 
 def finish_round(
@@ -133,6 +122,7 @@ def finish_round(
             update.client, run.state.round, update.memory, keep_from=plan.jobs[0].keep_from
         )
 
+    run.last_round |= dict.fromkeys(outcome.attention, run.state.round)
     if kept:
         with ThreadPoolExecutor(min(len(kept), 8)) as pool:  # a disk answers late
             list(pool.map(keep, kept))

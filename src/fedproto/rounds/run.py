@@ -33,7 +33,7 @@ from fedproto.store import RunStore
 from fedproto.store.checkpoints import ClientMemory
 from fedproto.store.run import FORMAT
 from fedproto.strategies.values import Setting
-from fedproto.types import RoundRecord, ServerState
+from fedproto.types import RoundRecord, ServerState, Tensors
 
 EngineFor: TypeAlias = Callable[[RunConfig, Workload], Engine]
 """Makes the engine of runs that share data, model and options."""
@@ -94,6 +94,17 @@ class Run:
     def memory(self) -> ClientMemory:
         """The memory of its clients."""
         return ClientMemory() if self.store is None else self.store.client_memory
+
+    def memory_of(self, client: int, setting: Setting) -> Tensors:
+        """What a client kept after the last round in which its update was accepted."""
+        last_round = self.last_round.get(client)
+        kept = self.memory.recall(client, last_round, self.config.method.client_memory(setting))
+        if kept is None:
+            raise StoreError(
+                f"the memory of client {client} after round {last_round} is missing; restore the"
+                " run's folder 'clients' from a copy, or start the run again"
+            )
+        return kept
 
     @cached_property
     def digest(self) -> str:
@@ -158,7 +169,6 @@ class Run:
         """Adds a finished round; where the run has a directory, it is on disk afterwards."""
         self.state = state
         self.records.append(record)
-        self.last_round |= dict.fromkeys(record.attention, record.round)
         if self.store is not None:
             self.store.append(record)
             # Before the checkpoint: rounds after it are done again, and write the same model.
@@ -188,8 +198,9 @@ class Run:
             if state is not None or self.store.records():
                 self._check_same(data)
             self.records = self.store.go_back_to(0 if state is None else state.round)
-            for record in self.records:
-                self.last_round |= dict.fromkeys(record.attention, record.round)
+        self.last_round = {
+            client: record.round for record in self.records for client in record.attention
+        }
         state = state or initial
         if state.params.keys() == initial.params.keys():
             # The model's order, which files lose: sums over parameters round by it.
