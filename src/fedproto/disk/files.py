@@ -116,21 +116,17 @@ class Folder:
         Waits `patience` seconds for another process that uses it. From now on a write raises a
         `StoreError` if the path leads to another directory, or the lock was removed.
         """
-        if not _POSIX:
-            with locked(self.path / LOCK_FILE, patience):
-                yield
-            return
-        directory = os.open(self.path, _DIRECTORY)
-        try:
-            with locked(self.path / LOCK_FILE, patience, directory) as lock:
+        with contextlib.ExitStack() as stack:
+            with explained(self.path):
+                directory = os.open(self.path, _DIRECTORY) if _POSIX else None
+                if directory is not None:
+                    stack.callback(os.close, directory)
+                lock = stack.enter_context(locked(self.path / LOCK_FILE, patience, directory))
+            if directory is not None:
                 self._held = directory, lock
-                try:
-                    self.check_in_place()
-                    yield
-                finally:
-                    self._held = None
-        finally:
-            os.close(directory)
+                stack.callback(setattr, self, "_held", None)
+            self.check_in_place()
+            yield
 
     def check_in_place(self) -> None:
         """Raises a `StoreError` if the directory that is held was moved, deleted or replaced."""

@@ -20,13 +20,10 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from fedproto.errors import FedprotoError
 from fedproto.options import load_plugins
-
-if TYPE_CHECKING:
-    from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -235,9 +232,8 @@ def superexec() -> None:
 def start_by_fork() -> None:
     """Imports all that ClientApps need, and has Flower start them as copies of this process."""
     import torch
-    from flwr.supercore.constant import TaskType
-    from flwr.supercore.superexec.executor import LaunchResult, SubprocessExecutor
-    from flwr.supernode.runtime import run_clientapp  # noqa: F401 - so that no copy needs to
+    from flwr.supercore.superexec.executor import subprocess_executor
+    from flwr.supernode.cli.flwr_clientapp import flwr_clientapp  # noqa: F401 - for the copies
 
     from fedproto.config import read_config
     from fedproto.flower import client_app  # noqa: F401
@@ -249,39 +245,30 @@ def start_by_fork() -> None:
     # imports PyTorch's compiler, a second and a half.
     read_config({name: {"name": one} for name, one in SMALL.items()})
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    as_usual = SubprocessExecutor.launch
 
-    def launch(executor: SubprocessExecutor, spec: ExecutionSpec) -> LaunchResult:
-        if spec.task_type is not TaskType.CLIENT_APP:
-            return as_usual(executor, spec)
-        copies = multiprocessing.get_context("fork")
-        copies.Process(target=_answer, args=(spec, threads), daemon=True).start()
-        return LaunchResult.accepted()
+    def start(command: list[str], **outputs: Any) -> None:
+        if command[0] == "flwr-clientapp":
+            copies = multiprocessing.get_context("fork")
+            copies.Process(target=_answer, args=(command, threads), daemon=True).start()
+        else:
+            subprocess.Popen(command, **outputs)  # noqa: S603 - Flower's own command
 
-    setattr(SubprocessExecutor, "launch", launch)  # noqa: B010
+    flowers = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)
+    setattr(subprocess_executor, "subprocess", flowers)  # noqa: B010
 
 
-def _answer(spec: ExecutionSpec, threads: int) -> None:
+def _answer(command: list[str], threads: int) -> None:
     """Answers one message, in a copy of the process that waits for messages."""
     import torch
     from flwr.supercore.exit.exit_handler import registered_exit_handlers
-    from flwr.supercore.tls import validate_and_resolve_root_certificates
-    from flwr.supernode.runtime.run_clientapp import run_clientapp
+    from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
 
     torch.set_num_threads(threads)
     registered_exit_handlers.clear()  # those of the waiting process
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
-    run_clientapp(
-        runtime_api_address=spec.runtime_api_address,
-        token=spec.token,
-        insecure=spec.insecure,
-        certificates=validate_and_resolve_root_certificates(
-            spec.root_certificates_path, spec.insecure
-        ),
-        parent_pid=spec.parent_pid,
-        runtime_dependency_install=spec.runtime_dependency_install,
-    )
+    sys.argv = command
+    flwr_clientapp()
 
 
 if __name__ == "__main__":

@@ -217,13 +217,9 @@ class RunStore:
             self.folder.remove_leftovers()
         return kept
 
-    @contextlib.contextmanager
-    def locked(self, patience: float = 0.0) -> Iterator[None]:
+    def locked(self, patience: float = 0.0) -> contextlib.AbstractContextManager[None]:
         """Holds the directory: see `fedproto.disk.files.Folder.held`."""
-        with contextlib.ExitStack() as stack:
-            with explained(self.path):
-                stack.enter_context(self.folder.held(patience))
-            yield
+        return self.folder.held(patience)
 
     def newest_round(self) -> int | None:
         """The round of the newest checkpoint; None when there is none."""
