@@ -20,8 +20,7 @@ from torch.nn import functional
 from fedproto import STRATEGIES, AggregateOptions, FedAvg, FedProto, Scaffold, ServerOptions
 from fedproto.config.options import CLIP
 from fedproto.errors import ConfigError
-from fedproto.flower.helper import train_locally
-from fedproto.flower.strategy import FedProtoStrategy
+from fedproto.flower.own_app import FedProtoStrategy, train_locally
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
 from fedproto.strategies.sections import HeadOptions, Method
 from fedproto.strategies.serve import ServeOptions
