@@ -13,7 +13,7 @@ from fedproto import AggregateOptions, FedAvg, FedProto, PrivacyOptions, ServeOp
 from fedproto.config import read_config
 from fedproto.config.options import CLIP, DEFENCES, defended_method
 from fedproto.rounds import claims
-from fedproto.rounds.aggregate import Expected, aggregate_round
+from fedproto.rounds.aggregate import aggregate_round
 from fedproto.rounds.claims import believed_sizes, bound_claims
 from fedproto.rounds.jobs import participants
 from fedproto.strategies.fedprototan import FedProtoTan
@@ -21,7 +21,7 @@ from fedproto.strategies.sections import Method
 from fedproto.strategies.serve import COUNT, PRODUCTS, SQUARES, SUM
 from fedproto.strategies.values import Local, Observation, Setting, initial_tensors
 from fedproto.types import ClientUpdate, ServerState
-from helpers import make_update
+from helpers import job_of, make_update
 
 C, D, LIAR, CLAIMED = 4, 6, 0, 9_999_999
 PARAMS = {"body": torch.zeros(3), "head.weight": torch.zeros(C, D), "head.bias": torch.zeros(C)}
@@ -72,11 +72,8 @@ def lying(update: ClientUpdate, distance: float = 50.0) -> ClientUpdate:
 
 def closed(method: Method, updates: list[ClientUpdate], state: ServerState | None = None):
     state = state or ServerState(0, PARAMS, BUFFERS, initial_tensors(method.server_memory(SETTING)))
-    expected = [
-        Expected(one.client, one.num_examples, 1, state, method.payload(SETTING, one.num_examples))
-        for one in updates
-    ]
-    return aggregate_round(method, state, list(zip(expected, updates, strict=True)), SETTING)
+    results = [(job_of(method, state, one.client, one.num_examples), one) for one in updates]
+    return aggregate_round(method, state, results, SETTING)
 
 
 def accuracy(state: ServerState) -> float:

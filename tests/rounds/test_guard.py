@@ -17,13 +17,24 @@ from fedproto.data.samples import TensorSamples
 from fedproto.data.tasks import task_named
 from fedproto.engines.setting import setting_of
 from fedproto.rounds import run_rounds
-from fedproto.rounds.aggregate import Expected, outliers, reason_to_refuse
+from fedproto.rounds.aggregate import outliers, reason_to_refuse
 from fedproto.rounds.jobs import prepare
 from fedproto.rounds.loop import finish_round
 from fedproto.strategies.aggregation import cap_attention, combine
-from fedproto.strategies.values import Declared, Setting
+from fedproto.strategies.sections import Method
+from fedproto.strategies.values import Setting
 from fedproto.types import ServerState
-from helpers import begin, config_of, engine_for, make_state, make_update, planned, train
+from helpers import (
+    begin,
+    config_of,
+    engine_for,
+    job_of,
+    make_setting,
+    make_state,
+    make_update,
+    planned,
+    train,
+)
 
 
 def test_the_shape_of_features_is_asked_of_the_model(small_federation, small_model):
@@ -69,10 +80,10 @@ def test_an_update_in_anothers_place_is_refused(small_federation, small_model):
 def test_a_single_value_out_of_range_is_seen(value, small_federation, small_model):
     job = planned(begin(config_of(FedAvg(), delta=0), small_model), small_federation).jobs[0]
     (update,) = engine_for(small_federation, small_model).train([job])
-    expected = Expected.of(job, Setting(job.state.params, 4, 6))
-    assert reason_to_refuse(update, expected) is None
+    setting = Setting(job.state.params, 4, 6)
+    assert reason_to_refuse(update, job, setting) is None
     update.params["classifier.weight"][1, 2] = value
-    assert "'classifier.weight' is NaN" in (reason_to_refuse(update, expected) or "")
+    assert "'classifier.weight' is NaN" in (reason_to_refuse(update, job, setting) or "")
 
 
 def test_a_tensor_without_values_has_nothing_wrong(small_federation, small_model):
@@ -80,8 +91,8 @@ def test_a_tensor_without_values_has_nothing_wrong(small_federation, small_model
     (update,) = engine_for(small_federation, small_model).train([job])
     empty = {"none": torch.empty(0)}
     job = replace(job, state=replace(job.state, buffers=empty))
-    expected = Expected.of(job, Setting(job.state.params, 4, 6))
-    assert reason_to_refuse(replace(update, buffers=empty), expected) is None
+    setting = Setting(job.state.params, 4, 6)
+    assert reason_to_refuse(replace(update, buffers=empty), job, setting) is None
 
 
 def test_incidents_of_an_engine_are_in_the_record(small_federation, small_model):
@@ -148,12 +159,6 @@ def test_clients_that_did_not_move_do_not_make_the_others_outliers():
     assert outliers([*updates, *still], sent) == {}
 
 
-def declared_like(update):
-    return {
-        name: Declared(tuple(tensor.shape), tensor.dtype) for name, tensor in update.payload.items()
-    }
-
-
 @pytest.mark.parametrize(
     ("where", "name", "value", "reason"),
     [
@@ -165,17 +170,12 @@ def declared_like(update):
 )
 def test_absurd_values_are_refused_even_from_a_client_alone(where, name, value, reason):
     update = make_update(1)
-    expected = Expected(
-        1,
-        update.num_examples,
-        1,
-        ServerState(0, update.params, update.buffers),
-        declared_like(update),
-    )
-    assert reason_to_refuse(update, expected) is None
+    state, setting = ServerState(0, update.params, update.buffers), make_setting()
+    job = job_of(Method(FedProto()), state, 1, update.num_examples)
+    assert reason_to_refuse(update, job, setting) is None
     tensors = getattr(update, where)
     absurd = replace(update, **{where: {**tensors, name: torch.full_like(tensors[name], value)}})
-    assert reason in reason_to_refuse(absurd, expected)
+    assert reason in reason_to_refuse(absurd, job, setting)
 
 
 def test_what_combines_to_no_number_leaves_the_model_as_it_was(small_federation, small_model):

@@ -22,7 +22,7 @@ from fedproto import (
 )
 from fedproto.config import read_config
 from fedproto.errors import TrainingError
-from fedproto.rounds.aggregate import Expected, aggregate_round, combine_updates
+from fedproto.rounds.aggregate import aggregate_round, combine_updates
 from fedproto.strategies.base import Strategy
 from fedproto.strategies.sections import (
     CLASSES,
@@ -44,7 +44,7 @@ from fedproto.strategies.serve import (
 )
 from fedproto.strategies.values import Observation, Setting, initial_tensors
 from fedproto.types import ClientUpdate, ClientWeights, Prototypes, ServerState
-from helpers import begin, config_of, same_tensors, train_runs
+from helpers import begin, config_of, job_of, same_tensors, train_runs
 
 DOUBLE = torch.float64
 
@@ -443,8 +443,7 @@ def test_the_order_of_updates_does_not_matter():
             "margins/local": torch.where(counts > 0, 0.1 * client, 0.0).double(),
         }
         one = update(client, [[float(client)] * 2] * 3, samples=20, **payload)
-        expected = Expected(client, 20, 1, state, method.payload(SETTING, 20))
-        results.append((expected, one))
+        results.append((job_of(method, state, client, 20), one))
     found = aggregate_round(method, state, results, SETTING)
     again = aggregate_round(method, state, results[::-1], SETTING)
     assert found.failures == {}

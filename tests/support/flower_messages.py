@@ -8,29 +8,19 @@ from flwr.app import RecordDict
 
 from fedproto import FedProto
 from fedproto.engines.base import LocalJob
-from fedproto.engines.training import TrainOptions
 from fedproto.flower import wire
 from fedproto.flower.wire import UnreadableError
-from fedproto.rng.schedule import BatchOrder
-from fedproto.rounds.aggregate import Expected, reason_to_refuse
+from fedproto.rounds.aggregate import reason_to_refuse
 from fedproto.strategies.sections import Method
 from fedproto.types import ClientUpdate
-from helpers import make_setting, make_state, make_update
+from helpers import job_of, make_setting, make_state, make_update
 
 SETTING = make_setting()
 
 
 def job_for(strategy=None, client: int = 4) -> LocalJob:
-    return LocalJob(
-        client=client,
-        state=make_state(),
-        method=Method(strategy or FedProto()),
-        batches=BatchOrder(0, 1, client, 10, 5, 1),
-        train=TrainOptions(),
-        lr=0.1,
-        seed=0,
-        run="abc123",
-    )
+    job = job_of(Method(strategy or FedProto()), make_state(), client, 10)
+    return dataclasses.replace(job, run="abc123")
 
 
 def honest(**changes) -> ClientUpdate:
@@ -45,4 +35,4 @@ def received(content: RecordDict, job: LocalJob | None = None) -> ClientUpdate |
         update, _ = wire.decode_update(content, job, SETTING)
     except UnreadableError as error:
         return str(error)
-    return reason_to_refuse(update, Expected.of(job, SETTING)) or update
+    return reason_to_refuse(update, job, SETTING) or update

@@ -13,9 +13,10 @@ from fedproto.config import RunConfig
 from fedproto.config.options import ScheduleOptions
 from fedproto.data.federation import Federation
 from fedproto.data.tasks import task_named
-from fedproto.engines.base import EngineOptions, Workload
+from fedproto.engines.base import EngineOptions, LocalJob, Workload
 from fedproto.engines.reference import ReferenceEngine, read_state
 from fedproto.engines.training import TrainOptions
+from fedproto.rng.schedule import BatchOrder
 from fedproto.rounds import Run, run_rounds, runs_from
 from fedproto.rounds import train as train_all
 from fedproto.rounds.aggregate import combine_updates
@@ -175,6 +176,13 @@ def make_update(
             MARGIN: torch.where(count > 0, torch.rand(len(counts), generator=generator), 0),
         },
     )
+
+
+def job_of(
+    method: Method, state: ServerState, client: int, num_examples: int, epochs: int = 1
+) -> LocalJob:
+    batches = BatchOrder(0, state.round, client, num_examples, 5, epochs)
+    return LocalJob(client, state, method, batches, TrainOptions(), lr=0.1, seed=0)
 
 
 def make_state(round_: int = 1, seed: int = 100, counts: Sequence[int] = (5, 5)) -> ServerState:

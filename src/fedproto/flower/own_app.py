@@ -42,7 +42,7 @@ from fedproto.flower.wire import (
 from fedproto.models.adapter import adapted
 from fedproto.rng import Indices
 from fedproto.rng.schedule import BatchOrder
-from fedproto.rounds.aggregate import Expected, aggregate_round
+from fedproto.rounds.aggregate import aggregate_round, sent_back
 from fedproto.strategies.base import Strategy
 from fedproto.strategies.fedproto import FedProto
 from fedproto.strategies.sections import Method
@@ -142,7 +142,7 @@ class FedProtoStrategy(FedAvg):
         assert self._state is not None  # noqa: S101 - set by `configure_train`
         # Rounds are counted from 0 within, as in a simulation.
         state = replace(self._state, round=server_round - 1)
-        results: list[tuple[Expected, ClientUpdate]] = []
+        results: list[tuple[LocalJob, ClientUpdate]] = []
         failures: dict[int, str] = {}
         for node, own in groupby(sorted(replies, key=_node), key=_node):
             try:
@@ -182,7 +182,7 @@ class FedProtoStrategy(FedAvg):
 
     def _read(
         self, replies: Sequence[Message], state: ServerState
-    ) -> tuple[Expected, ClientUpdate]:
+    ) -> tuple[LocalJob, ClientUpdate]:
         """A node's update, checked as far as its own claims about itself go."""
         if len(replies) > 1:
             raise UnreadableError("it sent its update twice")
@@ -196,23 +196,22 @@ class FedProtoStrategy(FedAvg):
         if not (isinstance(lr, float) and 0 < lr < math.inf):
             raise UnreadableError("it claims an implausible learning rate")
         number = int(scores[Part.NUM_EXAMPLES])
-        expected = Expected(
-            *(_node(reply), number, 1, state, self.method.payload(self._setting, number)),
-            frozenset(self.method.strategy.personal(self._setting)),
-        )
-        tensors = read_tensors(content, Part.ARRAYS, {**expected.params, **state.buffers})
+        job = _job(self.method, state, _node(reply), number, steps, lr)
+        params = sent_back(job, self._setting)
+        tensors = read_tensors(content, Part.ARRAYS, {**params, **state.buffers})
+        declared = self.method.payload(self._setting, number)
         update = ClientUpdate(
-            client=expected.client,
+            client=job.client,
             num_examples=number,
-            params={name: tensors[name] for name in expected.params},
+            params={name: tensors[name] for name in params},
             buffers={name: tensors[name] for name in state.buffers},
             train_loss=scores.get("train_loss"),
-            epochs_done=1,
+            epochs_done=0,
             steps=steps,
             lr=lr,
-            payload=read_tensors(content, Part.PAYLOAD, like(expected.payload)),
+            payload=read_tensors(content, Part.PAYLOAD, like(declared)),
         )
-        return expected, update
+        return job, update
 
     def _state_of(self, arrays: ArrayRecord) -> ServerState:
         """The ServerApp's initial arrays as parameters and buffers of the model."""
@@ -227,6 +226,14 @@ class FedProtoStrategy(FedAvg):
             {name: tensors[name] for name in params},
             {name: tensors[name] for name in buffers},
         )
+
+
+def _job(
+    method: Method, state: ServerState, client: int, samples: int, steps: int, lr: float
+) -> LocalJob:
+    """A client's part of a round, as far as both sides know it."""
+    batches = BatchOrder(0, state.round, client, samples, 1, epochs=steps, max_steps=steps)
+    return LocalJob(client, state, method, batches, TrainOptions(), lr, seed=0)
 
 
 def _node(reply: Message) -> int:
@@ -383,19 +390,13 @@ def train_locally(
     received = ServerState(round_, *read_state(model))
     setting = setting_of(engine.workload, received.params)
     samples = len(engine.workload.federation.train_indices(0))
-    update = engine.train_client(
-        LocalJob(
-            client=0,
-            state=received,
-            method=method,
-            batches=BatchOrder(0, round_, 0, samples, 1, epochs=steps, max_steps=steps),
-            train=TrainOptions(),
-            lr=lr,
-            seed=int(torch.randint(2**31, ())),
-            broadcast=_broadcast(message.content, method.sent_memory(setting)),
-            memory=_recalled(context, last_round, method.client_memory(setting)),
-        )
+    job = replace(
+        _job(method, received, 0, samples, steps, lr),
+        seed=int(torch.randint(2**31, ())),
+        broadcast=_broadcast(message.content, method.sent_memory(setting)),
+        memory=_recalled(context, last_round, method.client_memory(setting)),
     )
+    update = engine.train_client(job)
     if method.needs.personal_model:  # the shared one is left in place
         load_state(model, ServerState(round_, update.params, update.buffers))
     model.train()

@@ -25,7 +25,7 @@ from fedproto.engines.base import LocalJob
 from fedproto.errors import ConfigError, FedprotoError
 from fedproto.options import Options, options_to_dict, read_options
 from fedproto.rng.schedule import BatchOrder
-from fedproto.rounds.aggregate import Expected
+from fedproto.rounds.aggregate import sent_back
 from fedproto.strategies.values import LARGEST, Declarations, Setting
 from fedproto.types import ClientUpdate, ServerState, Tensors
 
@@ -361,10 +361,10 @@ def decode_update(
     header = read_header(content, _Update)
     if not isinstance(header.train_loss, float | None):
         raise UnreadableError("its training loss is not a number")
-    expected = Expected.of(job, setting)
-    params = read_tensors(content, "params", expected.params)
+    declared = job.method.payload(setting, job.batches.num_examples)
+    params = read_tensors(content, "params", sent_back(job, setting))
     buffers = read_tensors(content, "buffers", job.state.buffers)
-    payload = read_tensors(content, "payload", like(expected.payload))
+    payload = read_tensors(content, "payload", like(declared))
     device = next(iter(params.values())).device
     update = ClientUpdate(
         client=job.client,

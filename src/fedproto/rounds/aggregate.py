@@ -35,37 +35,6 @@ FEWEST_TO_COMPARE = 3
 
 
 @dataclass(frozen=True)
-class Expected:
-    """The required layout of an update."""
-
-    client: int
-    num_examples: int
-    epochs: int
-    sent: ServerState
-    payload: Declarations
-    personal: frozenset[str] = frozenset()
-
-    @staticmethod
-    def of(job: LocalJob, setting: Setting) -> Expected:
-        """The expected sizes of an update."""
-        number, method = job.batches.num_examples, job.method
-        return Expected(
-            job.client,
-            number,
-            job.batches.epochs,
-            job.state,
-            method.payload(setting, number),
-            frozenset(method.strategy.personal(setting)),
-        )
-
-    @property
-    def params(self) -> Tensors:
-        """The parameters that are sent back: all but personal ones."""
-        sent = self.sent.params
-        return {name: sent[name] for name in sent if name not in self.personal}
-
-
-@dataclass(frozen=True)
 class RoundOutcome:
     """A round whose updates are weighed and combined.
 
@@ -87,23 +56,23 @@ class RoundOutcome:
 def aggregate_round(
     method: Method,
     state: ServerState,
-    results: Sequence[tuple[Expected, ClientUpdate | ClientFailure]],
+    results: Sequence[tuple[LocalJob, ClientUpdate | ClientFailure]],
     setting: Setting,
 ) -> RoundOutcome:
-    """Checks, weighs and combines the updates of a round.
+    """Checks, weighs and combines the updates of a round, each with the job that it is of.
 
     The result is a function of its arguments; the order of the updates does not matter.
     """
     failures = {one.client: one.reason for _, one in results if isinstance(one, ClientFailure)}
     updates: list[ClientUpdate] = []
-    for expected, result in results:
+    for job, result in results:
         if isinstance(result, ClientFailure):
             continue
-        reason = reason_to_refuse(result, expected)
+        reason = reason_to_refuse(result, job, setting)
         if reason is None:
             updates.append(result)
         else:
-            failures[expected.client] = reason
+            failures[job.client] = reason
     # Sums of floating-point numbers depend on their order.
     updates.sort(key=lambda update: update.client)
     declared = method.payload(setting, 1)
@@ -184,21 +153,28 @@ def _checked(method: Method, weights: ClientWeights, clients: int) -> ClientWeig
     return weights
 
 
-def reason_to_refuse(update: ClientUpdate, expected: Expected) -> str | None:
-    """The reason to reject an update; None for a usable one."""
+def sent_back(job: LocalJob, setting: Setting) -> Tensors:
+    """The received parameters that a client sends back trained: all but personal ones."""
+    personal = frozenset(job.strategy.personal(setting))
+    return {name: one for name, one in job.state.params.items() if name not in personal}
+
+
+def reason_to_refuse(update: ClientUpdate, job: LocalJob, setting: Setting) -> str | None:
+    """The reason to reject an update of a job; None for a usable one."""
+    declared = job.method.payload(setting, job.batches.num_examples)
     reason = (
-        _reason_by_claims(update, expected)
-        or _reason_by_layout("params", update.params, _layout(expected.params))
-        or _reason_by_layout("buffers", update.buffers, _layout(expected.sent.buffers))
+        _reason_by_claims(update, job)
+        or _reason_by_layout("params", update.params, _layout(sent_back(job, setting)))
+        or _reason_by_layout("buffers", update.buffers, _layout(job.state.buffers))
         or _reason_by_layout(
             "payload",
             update.payload,
-            {name: (one.shape, one.dtype) for name, one in expected.payload.items()},
+            {name: (one.shape, one.dtype) for name, one in declared.items()},
         )
     )
     if reason is not None:
         return reason
-    checks = list(_value_checks(update, expected))
+    checks = list(_value_checks(update, job.state, declared))
     # All results at once: asking one by one would wait for a GPU once per tensor.
     device = next(iter(update.params.values())).device if update.params else torch.device("cpu")
     passed = [result.view(-1).to(device, non_blocking=True) for _, result in checks]
@@ -212,13 +188,14 @@ def reason_to_refuse(update: ClientUpdate, expected: Expected) -> str | None:
     return None
 
 
-def _reason_by_claims(update: ClientUpdate, expected: Expected) -> str | None:
-    if update.client != expected.client:
+def _reason_by_claims(update: ClientUpdate, job: LocalJob) -> str | None:
+    number, epochs = job.batches.num_examples, job.batches.epochs
+    if update.client != job.client:
         return f"the update is of client {update.client}"
-    if update.num_examples != expected.num_examples:
-        return f"it claims {update.num_examples} samples; it has {expected.num_examples}"
-    if not 0 <= update.epochs_done <= expected.epochs:
-        return f"it claims {update.epochs_done} epochs of {expected.epochs}"
+    if update.num_examples != number:
+        return f"it claims {update.num_examples} samples; it has {number}"
+    if not 0 <= update.epochs_done <= epochs:
+        return f"it claims {update.epochs_done} epochs of {epochs}"
     return None
 
 
@@ -260,20 +237,22 @@ def outliers(updates: Updates, sent: Tensors, times: float | None = None) -> dic
     }
 
 
-def _value_checks(update: ClientUpdate, expected: Expected) -> Iterator[tuple[list[str], Tensor]]:
+def _value_checks(
+    update: ClientUpdate, sent: ServerState, declared: Declarations
+) -> Iterator[tuple[list[str], Tensor]]:
     """Checks of the values: the message of each, and whether it passes."""
     params = {
         name: one for name, one in update.params.items() if one.is_floating_point() and one.numel()
     }
     if params:
-        sent = torch.stack([expected.sent.largest[name] for name in params]).double()
+        largest = torch.stack([sent.largest[name] for name in params]).double()
         yield (
             [
                 f"parameter '{name}' is NaN, infinite or implausibly large after local training"
                 " (learning rate too high?)"
                 for name in params
             ],
-            _sizes(list(params.values())) <= LARGEST_GROWTH * (1 + sent),
+            _sizes(list(params.values())) <= LARGEST_GROWTH * (1 + largest),
         )
     for name, tensor in update.buffers.items():
         if tensor.is_floating_point():
@@ -282,7 +261,7 @@ def _value_checks(update: ClientUpdate, expected: Expected) -> Iterator[tuple[li
                 [f"buffer '{name}' is not within [{low:g}, {LARGEST_STATISTIC:g}]"],
                 _within(tensor, low, LARGEST_STATISTIC),
             )
-    for name, one in expected.payload.items():
+    for name, one in declared.items():
         tensor = update.payload[name]
         bounds = f"[{one.low:g}, {one.high:g}]"
         yield [f"payload '{name}' is not within {bounds}"], _within(tensor, one.low, one.high)

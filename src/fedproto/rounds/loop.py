@@ -17,7 +17,7 @@ from fedproto.engines.base import Engine
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.measures import MEASURES, Gauge, MeasureOptions
 from fedproto.measures.scores import PER_CLIENT
-from fedproto.rounds.aggregate import Expected, RoundOutcome, aggregate_round
+from fedproto.rounds.aggregate import RoundOutcome, aggregate_round
 from fedproto.rounds.evaluate import SERVED, evaluate_round, finite, models_to_test
 from fedproto.rounds.identity import reference_state
 from fedproto.rounds.jobs import RoundPlan, check_fits, plan_round, prepare
@@ -111,10 +111,8 @@ def finish_round(
     run: Run, plan: RoundPlan, results: Sequence[ClientUpdate | ClientFailure], setting: Setting
 ) -> RoundOutcome:
     """Combines a round's updates and keeps the clients' memory."""
-    expected = [Expected.of(job, setting) for job in plan.jobs]
-    outcome = aggregate_round(
-        run.config.method, run.state, list(zip(expected, results, strict=True)), setting
-    )
+    jobs = zip(plan.jobs, results, strict=True)
+    outcome = aggregate_round(run.config.method, run.state, list(jobs), setting)
     kept = [update for update in outcome.updates if update.memory and outcome.attention]
 
     def keep(update: ClientUpdate) -> None:

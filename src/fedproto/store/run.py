@@ -21,11 +21,13 @@ import contextlib
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Iterator
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import torch
 
@@ -43,16 +45,11 @@ from fedproto.store.checkpoints import (
     round_of,
     write_checkpoint,
 )
-from fedproto.store.records import read_records
 from fedproto.types import RoundRecord, ServerState
 
 FORMAT = 3
 """Format 1 had no fingerprints, runs up to format 2 drew from other random streams: such
 directories are read, but not continued."""
-
-_TABLES = ("config", "environment", "identity", "data")
-_LISTS = {"engines": dict, "earlier": str}
-"""Entries of ``run.json`` that are tables, and that are lists, of what."""
 
 
 class RunStore:
@@ -260,12 +257,8 @@ def read_description(path: Path) -> dict[str, Any]:
         raise StoreError(f"{path} is not a run directory: it has no run.json")
     try:
         description = unsealed(content(file))
-        for name in _TABLES:
-            if not isinstance(description.get(name, {}), dict):
-                raise DamagedError(f"its {name} is of the wrong kind")
-        for name, kind in _LISTS.items():
-            found = description.get(name, [])
-            if not isinstance(found, list) or not all(isinstance(one, kind) for one in found):
+        for name, fit in _DESCRIPTION_CHECKS.items():
+            if name in description and not fit([description[name]]):
                 raise DamagedError(f"its {name} is of the wrong kind")
     except DamagedError as error:
         raise StoreError(
@@ -333,3 +326,74 @@ def _commit() -> str | None:
         shown = subprocess.run(describe, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603
         return shown.stdout.strip()
     return None
+
+
+def read_records(
+    content: bytes, path: Path, *, fingerprinted: bool = True
+) -> Iterator[RoundRecord]:
+    """The records in whole lines; what follows the last line's end is left out.
+
+    Records of version 0.1.0 had no fingerprints; only there may they be missing.
+    """
+    for number, line in enumerate(content.split(b"\n")[:-1]):
+        where = f"{path} line {number + 1}"
+        try:
+            record = _record(unsealed(line, required=fingerprinted))
+        except DamagedError as error:
+            raise StoreError(
+                f"{where} is damaged: {error}; restore the file from a copy, or start again in"
+                " another directory ('fedproto check' says what can be saved)"
+            ) from None
+        if record.round != number:
+            raise StoreError(f"{where} is about round {record.round}, out of order")
+        yield record
+
+
+def _record(data: dict[str, Any]) -> RoundRecord:
+    data.pop("chain", None)  # lines of earlier versions have one
+    try:
+        for name in {"epochs", "attention", "failures"} & data.keys():
+            data[name] = {int(client): value for client, value in data[name].items()}
+        record = RoundRecord(**data)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DamagedError(f"it is not a record: {error}") from None
+    for name, fit in _CHECKS.items():
+        if not fit([getattr(record, name)]):
+            raise DamagedError(f"its {name} has the wrong type")
+    return record
+
+
+def _check_of(hint: Any) -> Callable[[Collection[Any]], bool]:
+    """Whether values from JSON have the declared type of a field.
+
+    Many values are checked together: a long run has millions of them.
+    """
+    origin, members = get_origin(hint), [_check_of(member) for member in get_args(hint)]
+    if origin in (typing.Union, types.UnionType):
+        return lambda values: all(any(fits([value]) for fits in members) for value in values)
+    if origin is list:
+        return lambda values: _are(values, list) and all(map(members[0], values))
+    if origin is dict:
+        return lambda values: (
+            _are(values, dict)
+            and all(members[0](one.keys()) and members[1](one.values()) for one in values)
+        )
+    if hint is float:  # numbers whose sum could overflow are refused
+        return lambda values: _are(values, int, float) and all(abs(one) < 1e300 for one in values)
+    if hint is int:
+        return lambda values: _are(values, int) and all(abs(one) < 2**63 for one in values)
+    return lambda values: _are(values, hint)
+
+
+def _are(values: Collection[Any], *kinds: type) -> bool:
+    return set(map(type, values)).issubset(kinds)
+
+
+_CHECKS = {name: _check_of(hint) for name, hint in typing.get_type_hints(RoundRecord).items()}
+
+_DESCRIPTION_CHECKS = {
+    **dict.fromkeys(("config", "environment", "identity", "data"), _check_of(dict)),
+    "engines": _check_of(list[dict]),  # type: ignore[type-arg]
+    "earlier": _check_of(list[str]),
+}
+"""Of the entries of ``run.json``."""
