@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,38 +42,6 @@ from fedproto.types import ClientFailure, ServerState, part
 app = ClientApp()
 
 
-@dataclass(frozen=True)
-class ThisNode:
-    """This node's share of the data and its owner's settings.
-
-    Attributes:
-        federation: The data set found here, of which it uses one client's share.
-        state_folder: Where it keeps its memory between rounds.
-    """
-
-    client: int
-    federation: Federation
-    state_folder: Path
-
-    def engine(self, config: RunConfig, samples: int | None = None) -> ReferenceEngine:
-        """Trains and tests with a job's architecture, on some of its training samples if asked."""
-        assert config.model is not None  # noqa: S101 - checked by the wire format
-        federation = self.federation
-        if samples is not None:
-            *others, own = federation.clients
-            own = replace(own, train=spread(own.train, samples))
-            federation = replace(federation, clients=(*others, own))
-        model = build_model(config.model, federation.input_shape, federation.num_classes, seed=0)
-        model = model.to(config.engine.torch_dtype())
-        workload = config.workload(federation, model)
-        return ReferenceEngine(workload)
-
-
-def spread(indices: Indices, number: int) -> Indices:
-    """A number of evenly spaced samples, independent of their order."""
-    return indices[np.arange(number) * len(indices) // number]
-
-
 def answering(
     work: Callable[[RecordDict, Context], RecordDict],
 ) -> Callable[[Message, Context], Message]:
@@ -94,13 +62,13 @@ def answering(
 @answering
 def hello(content: RecordDict, context: Context) -> RecordDict:
     """Describes this client and its samples."""
-    node = this_node(wire.decode_config(content), context)
-    here, own = node.federation, node.federation.clients[node.client]
+    client, here = data_here(wire.decode_config(content), context)
+    own = here.clients[client]
     return wire.encode(
         wire.Hello(
-            *(node.client, len(own.train), len(own.test)),
+            *(client, len(own.train), len(own.test)),
             *(here.num_classes, here.input_shape, here.task),
-            len(here.validation_of(node.client)),
+            len(here.validation_of(client)),
             here.class_names,
         )
     )
@@ -110,27 +78,32 @@ def hello(content: RecordDict, context: Context) -> RecordDict:
 @answering
 def train(content: RecordDict, context: Context) -> RecordDict:
     """Runs a job."""
-    config, node, engine, layout = _prepared(content, context)
+    config = wire.decode_config(content)
+    client, here = data_here(config, context)
+    engine = engine_for(config, here)
+    layout = layout_of(engine, config)
     setting = setting_of(engine.workload, layout.params)
     job = wire.decode_job(content, config, layout, setting)
-    own = len(node.federation.clients[node.client].train)
-    if job.client != node.client:
-        raise ConfigError(f"the job is for client {job.client}; this is client {node.client}")
-    if job.batches.num_examples < own:
-        engine = node.engine(config, job.batches.num_examples)
-    elif job.batches.num_examples > own:
-        raise ConfigError(f"the job is for {job.batches.num_examples} samples; {own} are here")
-    memory = ClientMemoryOnDisk(Folder(node.state_folder), job.run)
+    own, number = here.clients[client], job.batches.num_examples
+    if job.client != client:
+        raise ConfigError(f"the job is for client {job.client}; this is client {client}")
+    if number > len(own.train):
+        raise ConfigError(f"the job is for {number} samples; {len(own.train)} are here")
+    if number < len(own.train):
+        own = replace(own, train=spread(own.train, number))
+        engine = engine_for(config, replace(here, clients=(*here.clients[:-1], own)))
+    folder = state_folder()
+    memory = ClientMemoryOnDisk(Folder(folder), job.run)
     declared = config.method.client_memory(setting)
-    kept = memory.recall(node.client, job.last_round, declared)
+    kept = memory.recall(client, job.last_round, declared)
     state = job.state.to(config.engine.torch_device())
     own_memory = initial_tensors(declared) if kept is None else kept
     (result,) = engine.train([replace(job, state=state, memory=own_memory)])
     if isinstance(result, ClientFailure):
         raise TrainingError(result.reason)
     if result.memory:
-        node.state_folder.mkdir(parents=True, exist_ok=True)
-        memory.save(node.client, job.state.round, result.memory, keep_from=job.keep_from)
+        folder.mkdir(parents=True, exist_ok=True)
+        memory.save(client, job.state.round, result.memory, keep_from=job.keep_from)
     return wire.encode_update(result, began_anew=kept is None)
 
 
@@ -138,38 +111,50 @@ def train(content: RecordDict, context: Context) -> RecordDict:
 @answering
 def evaluate(content: RecordDict, context: Context) -> RecordDict:
     """Tests a model on this client's test or validation part."""
-    config, node, engine, layout = _prepared(content, context)
-    test, state = wire.decode_test(content, layout)
-    if test.client != node.client:
-        raise ConfigError(f"the test is for client {test.client}; this is {node.client}")
-    own = node.federation.clients[node.client]
-    samples = node.federation.validation_of(node.client) if test.validation else own.test
+    config = wire.decode_config(content)
+    client, here = data_here(config, context)
+    engine = engine_for(config, here)
+    test, state = wire.decode_test(content, layout_of(engine, config))
+    if test.client != client:
+        raise ConfigError(f"the test is for client {test.client}; this is {client}")
+    samples = here.validation_of(client) if test.validation else here.clients[client].test
     if not 0 < test.num_examples <= len(samples):
         raise DataError(f"the test is for {test.num_examples} samples; {len(samples)} are here")
     if test.run is not None:  # with the tensors that stay on this client in place of the sent ones
         declared = config.method.client_memory(setting_of(engine.workload, state.params))
-        memory = ClientMemoryOnDisk(Folder(node.state_folder), test.run)
-        kept = memory.recall(node.client, test.last_round, declared)
+        memory = ClientMemoryOnDisk(Folder(state_folder()), test.run)
+        kept = memory.recall(client, test.last_round, declared)
         state = laid_over(state, part(PERSONAL, kept or {}))
     tally = engine.tally(state, spread(samples, test.num_examples))
     assert tally is not None  # noqa: S101 - there are samples
     return wire.encode_tally(tally)
 
 
-def _prepared(
-    content: RecordDict, context: Context
-) -> tuple[RunConfig, ThisNode, ReferenceEngine, ServerState]:
-    """The objects for a job or test; the state has the sent tensors' layout, not their values."""
-    config = wire.decode_config(content)
-    node = this_node(config, context)
-    engine = node.engine(config)
+def engine_for(config: RunConfig, here: Federation) -> ReferenceEngine:
+    """Trains and tests with a job's architecture."""
+    assert config.model is not None  # noqa: S101 - checked by the wire format
+    model = build_model(config.model, here.input_shape, here.num_classes, seed=0)
+    return ReferenceEngine(config.workload(here, model.to(config.engine.torch_dtype())))
+
+
+def layout_of(engine: ReferenceEngine, config: RunConfig) -> ServerState:
+    """A state with the layout of the sent tensors, not their values."""
     params, buffers = read_state(engine.workload.model)
-    shared = config.train.shared_buffers(engine.workload.model, buffers)
-    return config, node, engine, ServerState(0, params, shared)
+    return ServerState(0, params, config.train.shared_buffers(engine.workload.model, buffers))
 
 
-def this_node(config: RunConfig, context: Context) -> ThisNode:
-    """This node: the data found here, with its share under its own id."""
+def spread(indices: Indices, number: int) -> Indices:
+    """A number of evenly spaced samples, independent of their order."""
+    return indices[np.arange(number) * len(indices) // number]
+
+
+def state_folder() -> Path:
+    """Where this client keeps its memory between rounds."""
+    return Path(os.environ.get("FEDPROTO_STATE") or Path.home() / ".local" / "state" / "fedproto")
+
+
+def data_here(config: RunConfig, context: Context) -> tuple[int, Federation]:
+    """This client's id, and the data found here, with its share alone under that id."""
     threads = _number(context, "threads", 0)
     if threads:
         torch.set_num_threads(threads)
@@ -186,14 +171,12 @@ def this_node(config: RunConfig, context: Context) -> ThisNode:
         )
     nothing = np.empty(0, dtype=np.int64)
     held = federation.validation_of(local)
-    here = replace(
+    return client, replace(
         federation,
         clients=(*([Client(nothing, nothing)] * client), federation.clients[local]),
         validation=held,
         validation_owner=np.full(len(held), client),
     )
-    state = os.environ.get("FEDPROTO_STATE") or Path.home() / ".local" / "state" / "fedproto"
-    return ThisNode(client, here, Path(state))
 
 
 def _number(context: Context, name: str, default: int) -> int:
