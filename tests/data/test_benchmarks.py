@@ -16,9 +16,8 @@ from fedproto.data import DATASETS
 from fedproto.data.benchmarks import CIFAR10, CIFAR100, PACS, SVHN, TinyImageNet
 from fedproto.data.federation import Federation, class_counts, statistics
 from fedproto.data.mnist import MNIST, FashionMNIST
-from fedproto.data.samples import MappedSamples, TensorSamples
+from fedproto.data.samples import MappedSamples, TensorSamples, moments, shifted
 from fedproto.data.synthetic import Synthetic
-from fedproto.data.transforms import moments, shifted
 from fedproto.errors import DataError
 from fuzzing import damaged, damages, fuzzed
 

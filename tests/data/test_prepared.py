@@ -11,9 +11,9 @@ import torch
 
 from data_files import idx_bytes, write_mnist, write_tar, write_zip
 from fedproto.data import samples
+from fedproto.data.base import prepared
 from fedproto.data.files import open_tree
 from fedproto.data.mnist import MNIST, read_idx
-from fedproto.data.prepared import prepared
 from fedproto.data.samples import resident
 from fedproto.data.tasks import Classification
 from fedproto.engines import ENGINES, EngineOptions, Workload

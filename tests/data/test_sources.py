@@ -15,9 +15,8 @@ from fedproto.data.digits import Digits
 from fedproto.data.federation import statistics
 from fedproto.data.mnist import FEMNIST, MNIST
 from fedproto.data.partition import by_first_samples
-from fedproto.data.samples import MappedSamples, TensorSamples
+from fedproto.data.samples import MappedSamples, TensorSamples, normalized
 from fedproto.data.synthetic import Synthetic
-from fedproto.data.transforms import normalized
 from fedproto.engines.reference import read_state
 from fedproto.engines.training import TrainOptions
 from fedproto.errors import ConfigError

@@ -24,9 +24,8 @@ from hypothesis import strategies as st
 from data_files import idx_bytes, image_bytes
 from fedproto.config import read_config
 from fedproto.config.recipe import apply_overrides, bundled_recipes, expand, read_recipe
-from fedproto.data.base import DATASETS
+from fedproto.data.base import DATASETS, prepared
 from fedproto.data.files import FileTree
-from fedproto.data.prepared import prepared
 from fedproto.data.segmentation import read_mask
 from fedproto.errors import FedprotoError
 from fedproto.options import describe

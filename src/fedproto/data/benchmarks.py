@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedproto.callback import Callback
-from fedproto.data.base import DATASETS, Download, downloads_of
+from fedproto.data.base import DATASETS, Arrays, Builder, Download, downloads_of
 from fedproto.data.files import FileTree
 from fedproto.data.images import IMAGENET_MEAN, IMAGENET_STD
 from fedproto.data.official import Benchmark, Labelled, Picture, check_labels, put_pictures
-from fedproto.data.prepared import Arrays, Builder
 from fedproto.data.sharing import Partition, TestSet
 from fedproto.errors import DataError, install, reason_of
 from fedproto.options import option

@@ -10,12 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from fedproto.callback import Callback
-from fedproto.data.base import DATASETS, Download
+from fedproto.data.base import DATASETS, Builder, Download, Prepared
 from fedproto.data.federation import Federation
 from fedproto.data.files import FileTree
 from fedproto.data.images import put_images
 from fedproto.data.partition import by_key
-from fedproto.data.prepared import Builder, Prepared
 from fedproto.data.samples import MappedSamples
 from fedproto.data.sharing import HeldOut
 from fedproto.errors import DataError, unknown_name

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from fedproto.data.images import pixels
-from fedproto.data.samples import MappedSamples, Samples, TensorSamples
+from fedproto.data.samples import WHITE, MappedSamples, Samples, TensorSamples
 from fedproto.errors import DataError
 from fedproto.rng import Indices, Purpose, stream
 
@@ -26,8 +26,6 @@ Pair: TypeAlias = tuple[NDArray[Any], NDArray[Any]]
 INPUTS = ("image", "img", "pixel_values", "input", "inputs", "x", "features")
 TARGETS = ("label", "labels", "target", "targets", "fine_label", "class", "character", "y")
 """Names that columns of inputs and targets usually have."""
-
-WHITE = 255
 
 
 class Given:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from fedproto.callback import Callback
-    from fedproto.data.prepared import Builder
+    from fedproto.data.base import Builder
 
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF")
 """Formats that are read; of an animation or of several pages, the first picture."""

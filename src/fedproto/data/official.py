@@ -12,11 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from fedproto.callback import Callback
-from fedproto.data.base import DATASETS
+from fedproto.data.base import DATASETS, Arrays, Builder, Prepared
 from fedproto.data.federation import Federation
 from fedproto.data.files import FileTree
 from fedproto.data.images import put_images
-from fedproto.data.prepared import Arrays, Builder, Prepared
 from fedproto.data.samples import MappedSamples
 from fedproto.data.sharing import Partition, SharedOut, TestSet
 from fedproto.errors import DataError, unknown_name

@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedproto.callback import Callback
-from fedproto.data.base import DATASETS, DataSource
+from fedproto.data.base import DATASETS, Builder, DataSource
 from fedproto.data.files import FileTree, open_tree
 from fedproto.data.images import is_picture
 from fedproto.data.official import Images, Picture, put_pictures
 from fedproto.data.partition import by_key
-from fedproto.data.prepared import Builder
 from fedproto.disk.files import user_path
 from fedproto.errors import DataError
 from fedproto.options import option

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedproto.callback import Callback
-from fedproto.data.base import DATASETS, Download
+from fedproto.data.base import DATASETS, Builder, Download, Prepared
 from fedproto.data.federation import Federation
 from fedproto.data.files import FileTree, open_tree
 from fedproto.data.images import (
@@ -24,7 +24,6 @@ from fedproto.data.images import (
     pixels,
 )
 from fedproto.data.own import own_path
-from fedproto.data.prepared import Builder, Prepared
 from fedproto.data.samples import MappedSamples
 from fedproto.data.sharing import Partition, SharedOut
 from fedproto.errors import DataError

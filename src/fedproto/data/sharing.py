@@ -13,8 +13,14 @@ from fedproto.data import partition as rules
 from fedproto.data.base import DataSource
 from fedproto.data.federation import Client, Federation, hold_out, split_clients
 from fedproto.data.given import deal
-from fedproto.data.samples import MappedSamples, TensorSamples
-from fedproto.data.transforms import Normalize, Shift, normalized, shifted
+from fedproto.data.samples import (
+    MappedSamples,
+    Normalize,
+    Shift,
+    TensorSamples,
+    normalized,
+    shifted,
+)
 from fedproto.errors import DataError
 from fedproto.options import option
 from fedproto.rng import Indices, Purpose, stream
