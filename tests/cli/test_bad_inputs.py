@@ -18,7 +18,7 @@ from fedproto.config.recipe import read_recipe
 from fedproto.data.federation import Federation
 from fedproto.disk.files import VARIABLE
 from fedproto.errors import ConfigError, DataError
-from fedproto.models.pretrained import load_pretrained
+from fedproto.models.mobilenet import load_pretrained
 from fedproto.rounds import load_federations
 from run_directories import TINY
 
@@ -216,16 +216,16 @@ def test_damaged_or_broken_pretrained_weights_are_named(tmp_path):
     path = tmp_path / "weights.pth"
     torch.save(Stub().state_dict(), path)
     content = path.read_bytes()
-    load_pretrained(Stub(), str(path), "none")
+    load_pretrained(Stub(), str(path))
     for place in range(0, len(content), 37):
         damaged = bytearray(content)
         damaged[place] ^= 255
         path.write_bytes(damaged)
         with contextlib.suppress(ConfigError):  # damage in unused bytes does no harm
-            load_pretrained(Stub(), str(path), "none")
+            load_pretrained(Stub(), str(path))
     torch.save({"layer.weight": torch.full((4, 4), torch.nan), "layer.bias": torch.ones(4)}, path)
     with pytest.raises(ConfigError, match=r"'layer.weight' contains NaN"):
-        load_pretrained(Stub(), str(path), "none")
+        load_pretrained(Stub(), str(path))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -283,7 +283,7 @@ def test_whole_numbers_do_not_pass_for_pretrained_weights(tmp_path):
     weights = {name: value.detach().long() for name, value in module.state_dict().items()}
     torch.save(weights, tmp_path / "weights.pth")
     with pytest.raises(ConfigError, match=r"non-floating-point values in weight \(int64\)"):
-        load_pretrained(module, str(tmp_path / "weights.pth"), "linear")
+        load_pretrained(module, str(tmp_path / "weights.pth"))
 
 
 def test_a_run_from_python_whose_updates_are_all_refused_warns():

@@ -13,8 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 from fedproto.models.base import MODELS
-from fedproto.models.mobilenet import FOR_CLASSIFICATION, MobileNetV2, conv_bn
-from fedproto.models.pretrained import PretrainedOptions, load_pretrained
+from fedproto.models.mobilenet import (
+    FOR_CLASSIFICATION,
+    MobileNetV2,
+    PretrainedOptions,
+    conv_bn,
+    load_pretrained,
+)
 from fedproto.options import option
 
 _LOW_LEVEL_CHANNELS = 48
@@ -109,8 +114,7 @@ class DeepLabOptions(PretrainedOptions):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out")
         nn.init.normal_(model.classifier.weight, std=0.01)
-        if self.pretrained != "none":
-            load_pretrained(backbone, self.pretrained, "mobilenet_v2", FOR_CLASSIFICATION)
+        load_pretrained(backbone, self.pretrained, FOR_CLASSIFICATION)
         return model
 
 
