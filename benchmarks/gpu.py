@@ -5,9 +5,9 @@
 
 Parts: `steps` (eager loop, graph-captured loop, stacked engine), `rounds` (whole rounds of the
 field's models beside a bare captured loop of the same steps), `profile` (the kernels of a
-stacked step), `growth` (cost over steps and runs), `parity` (stacked against reference), `devices`
-(a round over the number of devices), `sweep` (a recipe from start to end). What has been measured
-is written after every part.
+round of a recipe), `growth` (cost over steps and runs), `parity` (stacked against reference),
+`devices` (a round over the number of devices), `sweep` (a recipe from start to end). What has been
+measured is written after every part.
 """
 
 # Long: its parts measure the same workloads by the same clock, and write one file.
@@ -29,6 +29,7 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 from workloads import CLASSES, MODELS, SAMPLES, SHAPES, federation, initial_state, jobs_on
 
 from fedproto.callback import Callback
+from fedproto.config import RunConfig
 from fedproto.config.recipe import read_recipe
 from fedproto.data.tasks import task_named
 from fedproto.engines.base import ENGINES, EngineOptions, Workload
@@ -264,6 +265,8 @@ ROUNDS: list[dict[str, Any]] = [
     {"model": "lenet", "jobs": 10, "epochs": 5},
     {"model": "lenet", "jobs": 100, "epochs": 5, "amp": True},
     {"model": "lenet", "jobs": 10, "epochs": 5, "amp": True},
+    {"model": "lenet", "jobs": 100, "epochs": 5, "amp": True, "train": {"weight_decay": 1e-3}},
+    {"model": "lenet", "jobs": 100, "epochs": 5, "amp": True, "train": {"momentum": 0.9}},
     {"model": "lenet", "jobs": 10, "epochs": 5, "name": "captured"},
     {"model": "resnet18", "jobs": 10, "epochs": 5, "amp": True},
     {"model": "cnn", "jobs": 120, "epochs": 40},
@@ -290,7 +293,8 @@ def rounds(arguments: argparse.Namespace) -> dict[str, Any]:
     for case in ROUNDS:
         model, count, name = case["model"], case["jobs"], case.get("name", "stacked")
         data = federation([SAMPLES[model]] * count, SHAPES[model])
-        train = TrainOptions(lr=0.01, batch_size=10 if model == "cnn" else 50)
+        batch = 10 if model == "cnn" else 50
+        train = TrainOptions(lr=0.01, batch_size=batch, **case.get("train", {}))
         received = initial_state(model).to(_device())
         jobs = jobs_on(data, received, list(range(count)), epochs=case["epochs"], train=train)
         engine = _engine(model, data, name=name, tf32=True, amp=case.get("amp", False))
@@ -330,34 +334,45 @@ def _bare_loop(
     return lambda: [graph.replay() for _ in range(steps)] and None
 
 
+class _Profile(Callback):
+    """Profiles one pass over all runs, after two in which everything is compiled."""
+
+    def __init__(self) -> None:
+        activities = torch.profiler.supported_activities()
+        self.taken = torch.profiler.profile(activities=activities)
+        self.passes = self.jobs = 0
+        self.seconds = 0.0
+
+    def on_pass(self, num_jobs: int) -> None:
+        self.passes += 1
+        _synchronize()
+        if self.passes == 3:
+            self.jobs = num_jobs
+            self.taken.start()
+            self.seconds = -time.perf_counter()
+        elif self.passes == 4:
+            self.seconds += time.perf_counter()
+            self.taken.stop()
+
+
 def profile(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Where a stacked step's time goes, kernel by kernel."""
-    found: dict[str, Any] = {}
-    for model in arguments.models:
-        data = federation([SAMPLES[model]] * max(arguments.counts), SHAPES[model])
-        for tf32 in (True, False):
-            for count in (10, max(arguments.counts)):
-                engine = _engine(model, data, tf32=tf32)
-                received = initial_state(model).to(_device())
-                epochs = 80 // (SAMPLES[model] // BATCH)
-                jobs = jobs_on(data, received, list(range(count)), epochs=epochs)
-                engine.train(jobs)
-                engine.train(jobs)
-                _synchronize()
-                activities = [torch.profiler.ProfilerActivity.CUDA]
-                with torch.profiler.profile(activities=activities) as taken:
-                    engine.train(jobs)
-                    _synchronize()
-                print(f"== {model} tf32={tf32} {count} models, 80 steps")
-                rows = sorted(taken.key_averages(), key=lambda row: -row.self_device_time_total)
-                for row in rows[:22]:
-                    each = row.self_device_time_total / 80
-                    print(f"{each:9.1f} us/step x{row.count:5d} {row.key[:95]}")
-                found[f"{model} tf32={tf32} {count}"] = {
-                    row.key: [row.self_device_time_total / 80, row.count] for row in rows
-                }
-                engine.close()
-    return found
+    """Where a round of a recipe's runs goes: the device's share of it, kernel by kernel."""
+    callback = _Profile()
+    with tempfile.TemporaryDirectory() as folder:
+        runs = runs_from(create_sweep(Path(folder) / "sweep", _configs(arguments)))
+        for run in runs:
+            run.pause = 4
+        train_runs(runs, [callback])
+    rows = sorted(callback.taken.key_averages(), key=lambda row: -row.self_device_time_total)
+    busy = sum(row.self_device_time_total for row in rows) / 1e6
+    print(
+        f"{arguments.recipe}: {len(runs)} runs, {callback.jobs} jobs, {callback.seconds:.2f} s a"
+        f" round under the profiler, device busy for {busy:.2f} s"
+    )
+    for row in rows[:30]:
+        print(f"{row.self_device_time_total / 1e3:9.1f} ms x{row.count:6d} {row.key[:95]}")
+    kernels = {row.key: [row.self_device_time_total / 1e6, row.count] for row in rows[:200]}
+    return {"runs": len(runs), "seconds": callback.seconds, "busy": busy, "kernels": kernels}
 
 
 def growth(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -383,7 +398,6 @@ def growth(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def parity(arguments: argparse.Namespace) -> dict[str, float]:
     """Largest difference of weights and attention between stacked and reference, two rounds."""
-    from fedproto.config import RunConfig
     from fedproto.config.options import ScheduleOptions
 
     found: dict[str, float] = {}
@@ -493,13 +507,18 @@ def devices(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"model": model, "jobs": count, "rows": rows}
 
 
-def sweep(arguments: argparse.Namespace) -> dict[str, Any]:
-    """A recipe from start to end, with the time in training and in tests."""
-    configs = {
+def _configs(arguments: argparse.Namespace) -> dict[str, RunConfig]:
+    """The runs of a recipe whose names begin as asked for."""
+    return {
         run: config
         for run, config in read_recipe(arguments.recipe, arguments.overrides).items()
         if run.startswith(tuple(arguments.only))
     }
+
+
+def sweep(arguments: argparse.Namespace) -> dict[str, Any]:
+    """A recipe from start to end, with the time in training and in tests."""
+    configs = _configs(arguments)
     spent = {"train": 0.0, "evaluate": 0.0}
     rounds = {"done": 0}
     name = next(iter(configs.values())).engine.name

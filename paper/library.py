@@ -38,6 +38,9 @@ def settings_digest(config: RunConfig) -> str:
     tables = {name: part for name, part in config.to_dict().items() if name not in _NO_RESULT}
     if "data" in tables:
         tables["data"] = {k: v for k, v in tables["data"].items() if k != "allow_missing"}
+    if "pretrained" in tables.get("model", {}):  # where the file lies changes nothing
+        name = Path(tables["model"]["pretrained"]).name
+        tables["model"] = {**tables["model"], "pretrained": name}
     if config.strategy.pooled:
         tables["schedule"] = {k: v for k, v in tables["schedule"].items() if k not in _OF_COHORTS}
     return digest_of(tables)
