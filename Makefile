@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.installed-docs
+# Of 14,000 files the few hundred that are imported are compiled, when they are.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 PEERS := .venv-peers
 
@@ -17,7 +19,7 @@ CASES ?= 10000
 KILLS ?= 200
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow lint tables docs dist pictures screenshots bench bench-peers format clean fuzz kills
+.PHONY: help install demo test test-slow lint tables docs site dist pictures screenshots bench bench-peers format clean fuzz kills
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,7 +30,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "fedproto needs Python 3.11 or newer; name one with: make PYTHON=python3.11 ..."; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(INSTALL) -e '.[dev]'
 	@touch $@
 
 demo: $(STAMP) ## FedProto beside four kinds of averaging on real digits: a table, figures, a report
@@ -70,13 +72,15 @@ lint: $(STAMP) ## linter, formatter check and type checker alone
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(DOCS_STAMP) ## the docs site in build/docs; a broken link or a wrong docstring is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+docs: site ## the docs site in build/docs; a broken link or a wrong docstring is an error
 	$(BIN)/python -m pytest -n 2 -q tests/docs/test_docs_site.py
 	@echo "Open build/docs/index.html"
 
+site: $(DOCS_STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
 $(DOCS_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
+	$(INSTALL) -e '.[dev,docs]'
 	@touch $@
 
 dist: ## sdist and wheel in dist, their metadata and contents checked

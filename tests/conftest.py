@@ -28,11 +28,24 @@ SLOW = (
     *("paper/", "test_results", "store/test_kill_and_resume", "store/test_fuzz_directories"),
     *("report/test_report_archives", "report/test_report_browser", "data/test_paper_data"),
     *("engines/test_engine_parity", "engines/test_stacking_kernels", "models/test_any_module"),
-    *("strategies/test_new_methods", "simulate/test_segmentation_run", "cli/test_choosing"),
+    *("strategies/test_new_methods", "rounds/test_segmentation_run", "cli/test_choosing"),
     *("flower/test_flower_strategy", "flower/test_own_strategy", "test_project"),
 )
 """Deployments, reproduction, kills at every write, archives, parity of everything with everything:
 `make test-slow`."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A module without a test of the kind asked for is not even imported."""
+    if collection_path.suffix != ".py":
+        return None
+    slow = collection_path.relative_to(Path(__file__).parent).as_posix().startswith(SLOW)
+    match config.option.markexpr:
+        case "not slow" if slow:
+            return True
+        case "slow" if not slow:
+            return "pytest.mark.slow" not in collection_path.read_text(encoding="utf-8") or None
+    return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
-import paper  # noqa: F401 - registers the methods of its recipes
-
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
 
-from documents import ROOT
 from fedproto import STRATEGIES
 from fedproto.config import RunConfig, read_config
 from fedproto.config.options import CLIP
@@ -61,11 +59,17 @@ def scaled_down(config: RunConfig) -> RunConfig:
 def federated() -> dict[str, RunConfig]:
     """Of every recipe a run, of a kind that no recipe before it has if it has one.
 
-    Many differ only in what is scaled down. With ``FEDPROTO_FUZZ`` it is all kinds of all.
+    Many differ only in what is scaled down. With ``FEDPROTO_FUZZ`` it is all kinds of all, and of
+    the recipes of studies.
     """
     found: dict[str, tuple[str, RunConfig]] = {}
-    studies = {path.stem: path for path in (ROOT / "paper/recipes").glob("*.toml")}
-    for name, path in sorted((bundled_recipes() | studies).items()):
+    recipes = bundled_recipes()
+    if "FEDPROTO_FUZZ" in os.environ:
+        import paper  # registers their methods
+
+        studies = Path(paper.__file__).with_name("recipes").glob("*.toml")
+        recipes |= {path.stem: path for path in studies}
+    for name, path in sorted(recipes.items()):
         kinds = {}
         for key, config in read_recipe(str(path)).items():
             if not config.strategy.pooled:
