@@ -20,8 +20,7 @@ from click import Argument, Command, Group, Option
 
 from fedproto import Centralized
 from fedproto.cli.app import COMMANDS, command
-from fedproto.cli.inspecting import entries, registries
-from fedproto.options import Entry
+from fedproto.cli.inspecting import Entry, entries, registries
 from fedproto.strategies.base import personal_memory
 from fedproto.strategies.values import Declarations, Setting
 

@@ -12,7 +12,6 @@ theirs through the entry-point group ``fedproto.plugins``; `load_plugin` imports
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import importlib
 import importlib.util
@@ -24,8 +23,6 @@ import threading
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin
 
@@ -337,39 +334,3 @@ def _import_file(path: Path) -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
-
-
-_PACKAGE = Path(__file__).resolve().parent
-_RECIPES = (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes")
-
-
-def bundled_recipes() -> dict[str, Path]:
-    """The recipes that come with the package, by name."""
-    return {path.stem: path for folder in _RECIPES for path in sorted(folder.glob("*.toml"))}
-
-
-def recipe_summary(path: Path) -> str:
-    """The first comment line of a recipe: its purpose."""
-    first = path.read_text(encoding="utf-8").partition("\n")[0]
-    return first.lstrip("# ").strip() if first.startswith("#") else ""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """An item of a list: name, summary and perhaps options."""
-
-    name: str
-    summary: str
-    options: list[Description] = field(default_factory=list)
-
-
-def docstring(module: str, function: str) -> str:
-    """The docstring of a function in a module, or of the module; it is not imported."""
-    found = find_spec(module)
-    if found is None or found.origin is None:
-        raise ModuleNotFoundError(module)
-    tree = ast.parse(Path(found.origin).read_text("utf-8"))
-    if not function:
-        return ast.get_docstring(tree) or ""
-    named = (one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == function)
-    return next((ast.get_docstring(one) or "" for one in named), "")

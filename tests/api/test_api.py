@@ -72,7 +72,6 @@ def test_every_section_is_a_keyword(tmp_path):
         stop={"patience": 9},
         store={"keep": 0},
         measure={"every": 2, "what": ["dissimilarity"]},
-        task={},
         augment={},
         callbacks=[AfterRound(lambda config, record: told.append((config.title, record.round)))],
         progress=True,

@@ -12,17 +12,21 @@ import pytest
 
 from fedproto import FedAvg, FedProto, FedProx
 from fedproto.config import RunConfig, differences, read_config
-from fedproto.config.recipe import apply_overrides, expand, read_recipe
+from fedproto.config.recipe import (
+    apply_overrides,
+    bundled_recipes,
+    expand,
+    read_recipe,
+    recipe_summary,
+)
 from fedproto.errors import ConfigError
 from fedproto.options import (
     Options,
     Registry,
-    bundled_recipes,
     describe,
     option,
     options_to_dict,
     read_options,
-    recipe_summary,
 )
 from paper.cases import configs_of
 

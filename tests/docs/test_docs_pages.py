@@ -17,8 +17,7 @@ import fedproto
 from documents import DOCUMENTS, ROOT, anchors, blocks, commands, prose
 from fedproto.cli import main
 from fedproto.cli.app import app
-from fedproto.config.recipe import expand, read_recipe
-from fedproto.options import bundled_recipes
+from fedproto.config.recipe import bundled_recipes, expand, read_recipe
 from fedproto.strategies import STRATEGIES
 
 EACH_DOCUMENT = pytest.mark.parametrize(

@@ -6,6 +6,7 @@ about a command is the first paragraph of the command's docstring, read from the
 
 from __future__ import annotations
 
+import ast
 import importlib
 import itertools
 import os
@@ -19,7 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from fedproto.cli.terminal import echo
 from fedproto.errors import ConfigError, FedprotoError
-from fedproto.options import docstring, load_plugin
+from fedproto.options import load_plugin
 from fedproto.version import __version__
 
 if TYPE_CHECKING:
@@ -87,9 +88,12 @@ def command(name: str) -> Command:
 
 
 def summary(name: str) -> str:
-    """One sentence about a command."""
+    """The first paragraph of a command's docstring, read without importing its module."""
     module, function = COMMANDS[name]
-    return docstring(f"fedproto.cli.{module}", function).split("\n\n")[0]
+    tree = ast.parse(Path(__file__).with_name(f"{module}.py").read_text("utf-8"))
+    named = {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
+    text = ast.get_docstring(named[function] if function else tree) or ""
+    return text.split("\n\n")[0]
 
 
 def reproduce() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import platform
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -12,18 +13,12 @@ from rich.table import Table
 
 from fedproto.cli.terminal import Directories, echo, plain
 from fedproto.config import CHOICES, SECTIONS
+from fedproto.config.recipe import bundled_recipes, recipe_summary
 from fedproto.data import DATASETS, data_root
 from fedproto.engines.base import ENGINES
 from fedproto.errors import ConfigError, StoreError, unknown_name
 from fedproto.measures import MEASURES
-from fedproto.options import (
-    Entry,
-    Options,
-    Registry,
-    bundled_recipes,
-    describe,
-    recipe_summary,
-)
+from fedproto.options import Description, Options, Registry, describe
 from fedproto.store.checking import check_run, check_sweep
 from fedproto.store.run import devices, package_versions
 from fedproto.store.sweeps import is_sweep
@@ -31,6 +26,14 @@ from fedproto.store.sweeps import is_sweep
 KINDS = ("strategies", "datasets", "models", "engines", "measures", "recipes")
 OPTIONS = "options"
 KIND_OF = {"strategy": "strategies", "data": "datasets", "model": "models"}
+
+
+class Entry(NamedTuple):
+    """An item of a list: name, summary and perhaps options."""
+
+    name: str
+    summary: str
+    options: Sequence[Description] = ()
 
 
 def check(paths: Directories) -> None:

@@ -29,11 +29,24 @@ from typing import Any
 from fedproto.config.run import RunConfig, as_table, dotted_names, flatten, read_config
 from fedproto.disk.files import check_limit, user_path
 from fedproto.errors import ConfigError, unknown_name
-from fedproto.options import Options, bundled_recipes
+from fedproto.options import Options
 from fedproto.strategies.base import STRATEGIES
 
+_PACKAGE = Path(__file__).resolve().parents[1]
+_RECIPES = (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes")
 _LONGEST_NAME = 150
 """Bytes of a folder's name; file systems allow 255, and files in it have names too."""
+
+
+def bundled_recipes() -> dict[str, Path]:
+    """The recipes that come with the package, by name."""
+    return {path.stem: path for folder in _RECIPES for path in sorted(folder.glob("*.toml"))}
+
+
+def recipe_summary(path: Path) -> str:
+    """The first comment line of a recipe: its purpose."""
+    first = path.read_text(encoding="utf-8").partition("\n")[0]
+    return first.lstrip("# ").strip() if first.startswith("#") else ""
 
 
 def read_recipe(

@@ -178,11 +178,9 @@ class Prepared(DataSource):
         """The arrays, from the cache or built now."""
         tree, name = self.tree(root), self.prepared_as or DATASETS.name_of(type(self))
         options = {option: getattr(self, option) for option in self.prepared_by}
-
-        def build(builder: Builder) -> None:
-            self.build(tree, builder, callback)
-
-        return prepared(name, tree.sources, options, build)
+        return prepared(
+            name, tree.sources, options, lambda builder: self.build(tree, builder, callback)
+        )
 
 
 def prepared(
