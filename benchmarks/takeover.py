@@ -432,11 +432,11 @@ def believe_claims() -> None:
         return refuse(update, expected)
 
     def claiming(config, round_, federation):  # noqa: ANN001, ANN202
-        def claimed_sizes(sizes, times):  # noqa: ANN001, ANN202
+        def claimed_sizes(sizes, *bounds):  # noqa: ANN001, ANN002, ANN202
             if config.label in CLAIMS:
                 sizes = sizes.copy()
                 sizes[HOSTILE] = CLAIMED
-            return believed_sizes(sizes, times)
+            return believed_sizes(sizes, *bounds)
 
         jobs.believed_sizes = claimed_sizes
         return participants(config, round_, federation)

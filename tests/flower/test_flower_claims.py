@@ -16,7 +16,7 @@ from fedproto.config import read_config
 from fedproto.flower import nodes, wire
 from fedproto.flower.client_app import spread
 from fedproto.rng.schedule import BatchOrder
-from fedproto.rounds import claims, load_federations
+from fedproto.rounds import load_federations
 from flower_grid import LocalGrid
 from flower_runs import CLIENTS, over_flower, tables
 
@@ -25,7 +25,7 @@ CLAIMED = 9_999_999
 ALL = {"cohort": CLIENTS, "delta": 0.0, "rounds": 3}
 ON_CLIENTS = {"evaluate_on": "clients", "deadline": 20}
 BOUNDED = {"aggregate": {"max_claim": 2.0}}
-"""Ten times the median counts in the draw and in the test, as by the default defence."""
+"""Claims of 50 times the median count in the draw, of ten times in the test, as by default."""
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +101,7 @@ def test_nothing_is_believed_of_sizes_beyond_the_median(tmp_path):
     claimed = sizes("train")
     honest = dict(enumerate(claimed))
     claimed[LIAR] = CLAIMED
-    assert asked == honest | {LIAR: 10 * sorted(claimed)[CLIENTS // 2]}
+    assert asked == honest | {LIAR: 50 * sorted(claimed)[CLIENTS // 2]}
     # The claim is kept as it was made.
     (enrolled,) = (
         each
@@ -115,7 +115,8 @@ def test_an_honest_client_beyond_the_cap_uses_that_many_samples_and_takes_part(
     tmp_path, monkeypatch
 ):
     """With a cap of one median nearly half of the clients are beyond it."""
-    monkeypatch.setattr(claims, "DRAWN", 0.5)
+    monkeypatch.setattr(nodes, "DRAWN", 0.5)
+    monkeypatch.setattr(nodes, "TESTED", 0.5)
     store = over_flower(tmp_path / "flower", schedule=ALL, flower=ON_CLIENTS, **BOUNDED)
     records = store.records()
     assert all(record.failures == {} for record in records)
@@ -125,6 +126,16 @@ def test_an_honest_client_beyond_the_cap_uses_that_many_samples_and_takes_part(
     for client in beyond:
         assert f"client {client} claims" in records[0].note
     assert f"uses {median:,}" in records[0].note
+
+
+@pytest.mark.parametrize(
+    ("sampling", "cohort", "said"), [("size", 3, True), ("size", 5, False), ("uniform", 3, False)]
+)
+def test_small_cohorts_drawn_by_size_are_advised_against(tmp_path, sampling, cohort, said):
+    schedule = {"sampling": sampling, "cohort": cohort, "rounds": 1}
+    store = over_flower(tmp_path / "run", schedule=schedule, flower=ON_CLIENTS, **BOUNDED)
+    note = store.records()[0].note or ""
+    assert ("cohorts of 3 drawn by size" in note) is said
 
 
 def test_samples_are_spread_over_a_sorted_share():

@@ -181,9 +181,9 @@ def test_a_claim_of_samples_counts_up_to_a_multiple_of_the_median():
 
 def test_a_claim_in_the_draw_counts_up_to_a_multiple_of_the_median():
     sizes = np.array([CLAIMED, *[100] * 9])
-    assert believed_sizes(sizes, None) is sizes
-    assert believed_sizes(sizes, 2.0).tolist() == [1000, *[100] * 9]
-    config = read_config({"strategy": "fedavg", "schedule": {"cohort": 3, "sampling": "size"}})
+    assert believed_sizes(sizes, None, 5.0) is sizes
+    assert believed_sizes(sizes, 2.0, 5.0).tolist() == [1000, *[100] * 9]
+    config = read_config({"strategy": "fedavg", "schedule": {"cohort": 1, "sampling": "size"}})
     claimed = SimpleNamespace(train_sizes=sizes)
 
     def drawn(aggregate: AggregateOptions) -> float:
@@ -191,7 +191,7 @@ def test_a_claim_in_the_draw_counts_up_to_a_multiple_of_the_median():
         return sum(0 in participants(run, round_, claimed)[0] for round_ in range(200)) / 200
 
     assert drawn(AggregateOptions()) == 1.0
-    assert drawn(CLIP) < 0.98
+    assert 0.5 < drawn(CLIP) < 0.95
 
 
 @pytest.mark.parametrize("lie", [{"running_mean": 10.0}, {"running_var": 1e14}, {"tracked": 2**62}])

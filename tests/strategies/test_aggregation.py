@@ -18,9 +18,11 @@ from fedproto import (
     FedProto,
 )
 from fedproto.config import RunConfig
+from fedproto.config.options import CLIP
 from fedproto.data.tasks import task_named
 from fedproto.engines.base import Workload
 from fedproto.engines.reference import ReferenceEngine
+from fedproto.options import options_to_dict
 from fedproto.rounds import Run, load_federations, run_rounds
 from fedproto.rounds.jobs import check_fits
 from fedproto.rounds.run import model_for
@@ -81,6 +83,21 @@ def test_clipping_shortens_ways_that_are_too_long():
     found, _ = combined([[1.0], [2.0], [30.0]], AggregateOptions(clip_norm="median"))
     assert found == pytest.approx([(1 + 2 + 2) / 3])
     assert combined([[1.0], [2.0]], AggregateOptions(clip_norm=5.0))[0] == [1.5]
+
+
+@pytest.mark.parametrize(("clients", "times"), [(3, 1.5), (5, 1.5), (8, 2.4), (10, 3.0), (20, 3.0)])
+def test_the_default_defence_clips_by_the_size_of_the_cohort(clients, times):
+    """Among equal updates, one of seven times their norm is clipped to `times` of it."""
+    found, _ = combined([[7.0], *[[-1.0]] * (clients - 1)], CLIP)
+    assert found == pytest.approx([(times - (clients - 1)) / clients])
+    usual, _ = combined([[1.2], *[[1.0]] * (clients - 1)], CLIP)
+    assert usual == pytest.approx([1 + 0.2 / clients])
+
+
+def test_an_update_of_much_weight_is_clipped_as_a_longer_one():
+    options = AggregateOptions(clip_norm="median")
+    found, _ = combined([[2.0], [-1.0], [-1.0], [-1.0]], options, [0.7, 0.1, 0.1, 0.1])
+    assert found == pytest.approx([1 / 4 - 0.3])
 
 
 def test_clipping_measures_from_the_sent_weights():
@@ -242,6 +259,7 @@ def test_robust_rules_bear_a_hostile_client_in_ten_and_the_mean_does_not():
     for options in (
         {"rule": "median"},
         {"clip_norm": "median"},
+        options_to_dict(CLIP),
     ):
         assert accuracy_on_digits(Hostile, **options) > honest - 0.06, options
 

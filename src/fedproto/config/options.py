@@ -126,11 +126,11 @@ class StoreOptions(Options):
 
 
 CLIP = AggregateOptions(
-    drop_beyond=8.0, clip_norm="median", clip_times=1.5, max_share=1.5, max_claim=2.0
+    drop_beyond=8.0, clip_norm="median", clip_times=3.0, max_share=1.5, max_claim=2.0
 )
-"""Updates beyond eight times the median norm are rejected, those beyond 1.5 times are clipped, no
-client's weight exceeds one and a half equal shares, and its claims twice the median: honest clients
-are hardly affected."""
+"""Updates beyond eight times the median norm are rejected, those beyond 1.5 times (3 in cohorts of
+ten) are clipped, no client's weight exceeds one and a half equal shares, and its claims twice the
+median: honest clients are hardly affected."""
 
 DEFENCES = {
     "none": AggregateOptions(),

@@ -44,7 +44,7 @@ from fedproto.flower.keys import fingerprint, node_name
 from fedproto.flower.wire import Hello, UnreadableError, one_line
 from fedproto.options import options_to_dict, read_options
 from fedproto.rng import Indices
-from fedproto.rounds.claims import believed_sizes
+from fedproto.rounds.claims import DRAWN, TESTED, believed_sizes
 
 LOG = getLogger("flwr")
 
@@ -323,13 +323,19 @@ def enrol(config: RunConfig, nodes: Nodes, folder: Path) -> Federation:
 
 def _believed(hellos: list[Hello], config: RunConfig, nodes: Nodes) -> list[Hello]:
     """The claims, each as far as the others make it plausible."""
-    times = config.aggregate.max_claim
+    bound, schedule = config.aggregate.max_claim, config.schedule
+    if bound is not None and schedule.sampling == "size" and schedule.cohort < 5:
+        nodes.note(
+            f"cohorts of {schedule.cohort} drawn by size: a client that claims many samples is in"
+            " nearly all; set schedule.sampling = 'uniform', or schedule.cohort = 5 or more"
+        )
     for name, what in CLAIMS.items():
         claims = {hello.client: claim for hello in hellos if (claim := getattr(hello, name))}
         sizes = np.array(list(claims.values()), dtype=np.int64)
         if not claims:
             continue
-        for client, size in zip(claims, believed_sizes(sizes, times).tolist(), strict=True):
+        believed = believed_sizes(sizes, bound, DRAWN if name == "num_train" else TESTED)
+        for client, size in zip(claims, believed.tolist(), strict=True):
             if size < claims[client]:
                 hellos[client] = replace(hellos[client], **{name: size})
                 nodes.note(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedproto.engines.base import LocalJob
 from fedproto.errors import TrainingError
-from fedproto.rounds.claims import bound_claims, implausible, merge_by_rule
+from fedproto.rounds.claims import FEWEST, bound_claims, implausible, merge_by_rule
 from fedproto.strategies.aggregation import combine, summed, update_norms
 from fedproto.strategies.sections import Method
 from fedproto.strategies.values import Declarations, Setting
@@ -27,11 +27,8 @@ LARGEST_GROWTH = 1e4
 """Largest plausible growth of a parameter in one round, relative to the largest sent value + 1."""
 
 LARGEST_STATISTIC = 1e15
-VARIANCE = "running_var"
-"""Ending of the names of batch normalisation's variances, which are never negative."""
 
 OUTLIER = 1000.0
-FEWEST_TO_COMPARE = 3
 
 
 @dataclass(frozen=True)
@@ -223,11 +220,9 @@ def outliers(updates: Updates, sent: Tensors, times: float | None = None) -> dic
     Finite numbers can still be absurd, and the cohort tells: clients that received the same weights
     do not move a thousand times as far as most of them.
     """
-    if len(updates) < FEWEST_TO_COMPARE:
-        return {}
-    norm_k = update_norms(sent, updates)
+    norm_k = update_norms(sent, updates) if updates else torch.empty(0)
     moved_k = norm_k[norm_k > 0]
-    if len(moved_k) < FEWEST_TO_COMPARE:
+    if len(moved_k) < FEWEST:
         return {}
     median, times = float(moved_k.median()), OUTLIER if times is None else times
     return {
@@ -256,7 +251,7 @@ def _value_checks(
         )
     for name, tensor in update.buffers.items():
         if tensor.is_floating_point():
-            low = 0.0 if name.endswith(VARIANCE) else -LARGEST_STATISTIC
+            low = 0.0 if name.endswith("running_var") else -LARGEST_STATISTIC
             yield (
                 [f"buffer '{name}' is not within [{low:g}, {LARGEST_STATISTIC:g}]"],
                 _within(tensor, low, LARGEST_STATISTIC),

@@ -39,16 +39,17 @@ A client with most class means beyond the square of it is rejected."""
 END = 0.1
 """Share of the cohort at each end of a buffer's range that does not count."""
 
-DRAWN = 5.0
-"""A claim counts up to this multiple of `max_claim` in the draw: it decides what is learnt at all,
-and the accuracy on data of which few honest clients hold most falls with a lower cap."""
+DRAWN, TESTED = 25.0, 5.0
+"""Claims of training and of test samples of a federation count up to these multiples of `max_claim`
+times the median. The draw decides what is learnt at all: the accuracy on data of which few honest
+clients hold most falls with a lower cap, and a liar in every cohort is bounded by its weight."""
 
 
-def believed_sizes(sizes: Indices, times: float | None) -> Indices:
-    """Sizes by which clients are drawn, each at most `DRAWN` times a multiple of the median."""
-    if times is None:
+def believed_sizes(sizes: Indices, max_claim: float | None, times: float) -> Indices:
+    """Sizes that clients of a federation claim, each at most a multiple of the median."""
+    if max_claim is None:
         return sizes
-    return np.minimum(sizes, max(1, int(DRAWN * times * median_low(sizes.tolist()))))
+    return np.minimum(sizes, max(1, int(times * max_claim * median_low(sizes.tolist()))))
 
 
 def implausible(updates: Updates, declared: Declarations) -> dict[int, str]:
@@ -207,12 +208,7 @@ def _bound_counts(options: AggregateOptions, count_kc: Tensor) -> Tensor:
         cap = options.max_claim * total_k[total_k > 0].median()
         count_kc = count_kc * (cap / total_k.clamp(min=1)).clamp(max=1).unsqueeze(1)
     if options.max_share is not None:
-        count_kc = count_kc.clone()
-        for count_k in count_kc.unbind(dim=1):
-            holds_k = count_k > 0
-            if bool(holds_k.any()):
-                sum_ = count_k.sum()
-                count_k[holds_k] = sum_ * cap_shares(count_k[holds_k] / sum_, options.max_share)
+        count_kc = cap_shares(count_kc, options.max_share)
     return torch.where(count_kc > 0, (count_kc + 1e-6).floor().clamp(min=1), 0)
 
 

@@ -14,7 +14,7 @@ from fedproto.engines.layers import statistics_names
 from fedproto.engines.setting import setting_of
 from fedproto.errors import ConfigError, StoreError
 from fedproto.rng import Purpose, schedule, torch_seed
-from fedproto.rounds.claims import believed_sizes
+from fedproto.rounds.claims import DRAWN, believed_sizes
 from fedproto.strategies.values import Setting, initial_tensors
 from fedproto.types import POOLED, ServerState
 
@@ -156,7 +156,7 @@ def participants(
     """
     strategy, seed, options = config.strategy, config.seed, config.train
     sizes = federation.train_sizes
-    drawn_by = believed_sizes(sizes, config.aggregate.max_claim)
+    drawn_by = believed_sizes(sizes, config.aggregate.max_claim, DRAWN)
     cohort = schedule.cohort(
         seed, round_, drawn_by, config.schedule.cohort, config.schedule.sampling
     )

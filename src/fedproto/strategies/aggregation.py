@@ -32,7 +32,12 @@ class AggregateOptions(Options):
     clip_norm: float | Literal["median"] | None = option(
         None, "clip each update to this L2 norm; 'median': relative to the cohort's median norm"
     )
-    clip_times: float = option(1.0, "clip_norm 'median': multiple of the median norm", above=0)
+    clip_times: float = option(
+        1.0,
+        "clip_norm 'median': multiple of the median norm; at most 3/10 of the number of clients, or"
+        " 1.5 of fewer than five",
+        above=0,
+    )
     drop_beyond: float | None = option(
         None, "reject updates whose L2 norm exceeds this multiple of the cohort's median", above=1
     )
@@ -43,7 +48,7 @@ class AggregateOptions(Options):
     )
     max_claim: float | None = option(
         None,
-        "bound claims by the cohort: samples and class counts to this multiple of the median (five"
+        "bound claims by the cohort: samples and class counts to this multiple of the median (25"
         " times that where clients are drawn by size), statistics to the usual range",
         at_least=1,
     )
@@ -68,9 +73,13 @@ class AggregateOptions(Options):
 
 
 def combine(
-    options: AggregateOptions, state: ServerState, updates: Updates, weights: ClientWeights
+    options: AggregateOptions,
+    state: ServerState,
+    updates: Updates,
+    weights: ClientWeights,
+    slack: float = 1.0,
 ) -> tuple[ServerState, Tensor]:
-    """Combines updates by a strategy's weights.
+    """Combines updates by a strategy's weights, clipped at `slack` times the usual norm.
 
     Parameters that the updates lack (personal ones) stay as they are. Buffers (batch-norm
     statistics) are combined by the clients' weights and never scaled, which could make a variance
@@ -80,9 +89,10 @@ def combine(
     Returns:
         The next state, its memory as before, and each client's final weight, ``[K]``.
     """
-    if options.max_share is not None:
-        weights = _capped(weights, options.max_share)
-    clip = _clip_factors(options, state.params, updates)
+    if (times := options.max_share) is not None:
+        rows = {name: cap_shares(one, times) for name, one in (weights.tensor or {}).items()}
+        weights = replace(weights, client=cap_shares(weights.client, times), tensor=rows)
+    clip = _clip_factors(options, state.params, updates, weights.client, slack)
     scale = weights.scale if clip is None else clip * weights.scale
     params = dict(state.params)
     for name in updates[0].params:
@@ -106,49 +116,39 @@ def summed(options: AggregateOptions, updates: Updates, parts: Sequence[Tensors]
     """The sum of the clients' additions to memory, bounded by the rule as updates are."""
     if not parts[0]:
         return {}
-    if options.drop_beyond is not None:
-        # Clients keep their own side of this memory: clipping an honest one sets the two sides
-        # apart. So only far longer ones are clipped.
-        options = replace(options, clip_times=2 * options.clip_times)
     zeros = {name: torch.zeros_like(one) for name, one in parts[0].items()}
     added = [replace(one, params=own, buffers={}) for one, own in zip(updates, parts, strict=True)]
-    if options.rule == "mean" and _clip_factors(options, zeros, added) is None:
-        return {name: torch.stack([part[name] for part in parts]).sum(dim=0) for name in zeros}
     weights = ClientWeights(equal_shares(len(updates)))
-    mean, _ = combine(options, ServerState(0, zeros, {}), added, weights)
+    # Clients keep their own side of this memory: clipping an honest one sets the two sides apart.
+    # So only far longer ones are clipped where the longest updates are rejected.
+    slack = 1.0 if options.drop_beyond is None else 2.0
+    clip = _clip_factors(options, zeros, added, weights.client, slack)
+    if options.rule == "mean" and clip is None:
+        return {name: torch.stack([part[name] for part in parts]).sum(dim=0) for name in zeros}
+    mean, _ = combine(options, ServerState(0, zeros, {}), added, weights, slack)
     return {name: len(parts) * one for name, one in mean.params.items()}
 
 
-def _capped(weights: ClientWeights, times: float) -> ClientWeights:
-    """Weights of which none exceeds a multiple of an equal share, tensor by tensor where given.
+def _clip_factors(
+    options: AggregateOptions,
+    origin: Tensors,
+    updates: Updates,
+    share_k: Tensor,
+    slack: float = 1.0,
+) -> Tensor | None:
+    """Factors that clip the clients' updates, ``[K]``; None where none is clipped.
 
-    Where only some clients have a share in a row, the equal share is that among these.
+    Relative to the median, what a client adds to the mean is bounded by 3/10 of what equal updates
+    of equal weight would add, but no usual update of a small cohort is clipped for that. An update
+    of more than an equal weight is clipped as if it were as much longer.
     """
-
-    def capped(share: Tensor) -> Tensor:
-        if share.dim() == 1:
-            return cap_shares(share, times)
-        share = share.clone()
-        for share_k in share.unbind(dim=1):
-            holds_k = share_k > 0
-            if bool(holds_k.any()):
-                share_k[holds_k] = cap_shares(share_k[holds_k], times)
-        return share
-
-    tensor = weights.tensor and {name: capped(share) for name, share in weights.tensor.items()}
-    return replace(weights, client=capped(weights.client), tensor=tensor)
-
-
-def _clip_factors(options: AggregateOptions, origin: Tensors, updates: Updates) -> Tensor | None:
-    """Factors that clip the clients' updates, ``[K]``; None where none is clipped."""
     if options.clip_norm is None:
         return None
-    norm_k = update_norms(origin, updates)
-    largest: Tensor | float = math.inf
-    if options.clip_norm != "median":
-        largest = options.clip_norm
-    elif bool((norm_k > 0).any()):
-        largest = options.clip_times * norm_k[norm_k > 0].median()
+    norm_k, largest = update_norms(origin, updates), options.clip_norm
+    if largest == "median":
+        times = slack * min(options.clip_times, max(1.5, 0.3 * len(norm_k)))
+        largest = times * float(norm_k[norm_k > 0].median())  # NaN, which clips none, if none moved
+        norm_k = norm_k * (len(updates) * share_k).clamp(min=1)
     clip = torch.where(norm_k > largest, largest / norm_k.clamp(min=1e-300), 1.0)
     return None if bool((clip == 1).all()) else clip
 
@@ -246,9 +246,17 @@ def equal_shares(number: int) -> Tensor:
 def cap_shares(share_k: Tensor, times: float) -> Tensor:
     """Limits every share to a multiple of an equal one, and to what the others can outweigh.
 
+    With ``[K, R]`` shares row by row among those that have any; the sum over a row stays.
     Orthogonal updates of one length with equal weights ``(1 − a) / (K − 1)`` sum up to the length
     of one with the weight ``a = 1 / (1 + √(K − 1))``: one half of two, 0.41 of three.
     """
+    if share_k.dim() == 2:
+        share_kr = share_k.clone()
+        for one_k in share_kr.unbind(dim=1):
+            if bool((holds_k := one_k > 0).any()):
+                total = one_k.sum()
+                one_k[holds_k] = total * cap_shares(one_k[holds_k] / total, times)
+        return share_kr
     number = len(share_k)
     return cap_attention(share_k, min(times / number, 1 / (1 + math.sqrt(number - 1))))
 
