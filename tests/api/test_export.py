@@ -113,7 +113,7 @@ def test_the_card_says_what_the_model_is(own, tmp_path):
 
 def test_what_cannot_be_written_is_a_clear_error(own, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="choose another folder"):
+    with pytest.raises(StoreError, match="choose another path"):
         own.export(tmp_path / "file" / "folder")
 
 

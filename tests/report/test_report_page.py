@@ -215,7 +215,7 @@ def test_what_cannot_be_written_or_found_is_named(tmp_path, capsys):
     assert "did you mean 'accuracy'" in capsys.readouterr().err
     (tmp_path / "file").write_text("")
     assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "file" / "x.html")]) == 2
-    assert "choose another file" in capsys.readouterr().err
+    assert "choose another path" in capsys.readouterr().err
 
 
 def test_a_page_before_the_first_round(tmp_path):

@@ -231,7 +231,7 @@ def write_output(path: Path, content: bytes) -> Path:
     Raises:
         StoreError: If it cannot be written.
     """
-    with explained(path, " cannot be written", "; choose another folder"):
+    with explained(path, " cannot be written", "; choose another path"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
     return path
