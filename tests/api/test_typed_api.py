@@ -208,7 +208,7 @@ def test_a_grid_is_all_combinations(tmp_path):
     grid = {"lr": [0.05, 0.1], "server.momentum": [0.0, 0.9]}
     results = fedproto.sweep(
         federation(), net, ["fedavg"], grid=grid, server={"optimizer": "sgd"},
-        rounds=1, cohort=2, epochs=1, out=tmp_path / "grid",
+        seeds=np.int64(1), rounds=1, cohort=2, epochs=1, out=tmp_path / "grid",
     )  # fmt: skip
     found = [(run.config.train.lr, run.config.server.momentum) for run in results]
     assert found == [(0.05, 0.0), (0.05, 0.9), (0.1, 0.0), (0.1, 0.9)]

@@ -49,7 +49,7 @@ def loaded(**data):
         "engine.device=meta",
         "model.hidden=100000000000",
         "data.clients=100000000000000",
-        "label=" + "[" * 5000,
+        "label=" + "[" * 5000 + " schedule.rounds=1",
         f"model.hidden={2**63}",
         f"train.batch_size={10**30}",
         "data.name=shapes data.alpha=1e308",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import re
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -57,10 +59,9 @@ def test_a_graph_engine_on_a_cpu_says_so(capsys):
 
 
 def test_two_runs_at_once_have_folders_of_their_own(here):
-    command = [sys.executable, "-m", "fedproto", "run", "quickstart", *TINY, "--quiet"]
-    both = [subprocess.Popen(command, cwd=here, stderr=subprocess.PIPE) for _ in range(2)]
-    said = [each.communicate()[1].decode() for each in both]
-    assert [each.returncode for each in both] == [0, 0], said
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        commands = [["run", "quickstart", *TINY, "--quiet"]] * 2
+        assert pool.map(main, commands, chunksize=1) == [0, 0]
     assert sorted(each.name for each in (here / "runs").iterdir()) == ["quickstart", "quickstart-2"]
 
 
@@ -151,22 +152,28 @@ def test_runs_of_a_plugin_are_compared_without_it(here):
         "    '''Plain averaging.'''\n"
         "    strength: float = option(0.5, 'how much')\n"
     )
-    command = [sys.executable, "-m", "fedproto"]
-    made = [*command, "--plugin", str(plugin), "run", "quickstart", *TINY]
-    for strength in ("0.1", "0.9"):
-        options = ["--set=strategy.name=mine", f"--set=strategy.strength={strength}"]
-        subprocess.run([*made, *options, "--quiet"], cwd=here, check=True, capture_output=True)
-    found = subprocess.run(
-        [*command, "compare", "runs"], cwd=here, check=True, capture_output=True, text=True
+    made = ["--plugin", str(plugin), "run", "quickstart", *TINY, "--set=strategy.name=mine"]
+    commands = [[*made, f"--set=strategy.strength={one}", "--quiet"] for one in (0.1, 0.9)]
+    assert in_a_process(here, *commands)[0] == [0, 0]
+    commands = [["compare", "runs"], ["resume", "runs/quickstart", "--rounds=3"]]
+    statuses, shown, said = in_a_process(here, *commands)
+    assert statuses == [0, 2]
+    assert "mine (strength=0.1)" in shown
+    assert "mine (strength=0.9)" in shown
+    assert "--plugin" in said
+
+
+def in_a_process(folder: Path, *commands: list[str]) -> tuple[list[int], str, str]:
+    """Commands one after another in a process of their own: their statuses, and what they print."""
+    program = (
+        "import json, sys; from fedproto.cli import main\n"
+        "statuses = [main(each) for each in json.loads(sys.argv[1])]\n"
+        "print(json.dumps(statuses))"
     )
-    assert "mine (strength=0.1)" in found.stdout
-    assert "mine (strength=0.9)" in found.stdout
-    resumed = subprocess.run(
-        [*command, "resume", "runs/quickstart", "--rounds=3"],
-        cwd=here, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert resumed.returncode == 2
-    assert "--plugin" in resumed.stderr
+    command = [sys.executable, "-c", program, json.dumps(commands)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    *shown, statuses = done.stdout.splitlines()
+    return json.loads(statuses), "\n".join(shown), done.stderr
 
 
 def test_remedies_name_packages_that_can_be_installed():

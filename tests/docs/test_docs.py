@@ -37,18 +37,19 @@ def test_the_extension_example_runs_as_a_plugin(tmp_path):
         "def spread(path):\n    return attention_spread(find_runs([Path(path)])[0])\n"
     )
     recipe.write_text(blocks(GUIDE, "toml")[0])
-
-    def run(*command: str) -> str:
-        result = subprocess.run(
-            [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True
-        )
-        assert result.returncode == 0, result.stderr
-        return result.stdout
-
-    run("-m", "fedproto", "--plugin=own.py", "run", "own.toml", "--out=run", "--quiet")
-    assert "loss-weighted" in run("-m", "fedproto", "--plugin=own.py", "list", "strategies")
-    assert "%" in run("-m", "fedproto", "--plugin=own.py", "compare", "run")
-    assert len(run("-c", "import own; print(*own.spread('run'))").split()) == 10
+    commands = ("run own.toml --out=run --quiet", "list strategies", "compare run")
+    program = "from fedproto.cli import main\n" + "".join(
+        f"assert main('--plugin=own.py {command}'.split()) == 0\n" for command in commands
+    )
+    spread = "import own; print(); print(*own.spread('run'))"
+    result = subprocess.run(
+        [sys.executable, "-c", program + spread], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    *shown, last = result.stdout.splitlines()
+    assert "loss-weighted" in "".join(shown)
+    assert any("accuracy %" in line for line in shown)
+    assert len(last.split()) == 10
 
 
 def test_an_extension_passes_the_conformance_suite(tmp_path):

@@ -32,7 +32,7 @@ from fedproto.data.federation import Federation
 from fedproto.data.own import located
 from fedproto.errors import ConfigError, HardlyLearnedWarning, StoreError, printable
 from fedproto.models.base import build_model, under_seed
-from fedproto.options import Options, read_options
+from fedproto.options import Options, plain, read_options
 from fedproto.rounds import Run, train
 from fedproto.store import RunStore, open_or_create
 from fedproto.store.sweeps import create_sweep, run_directories
@@ -158,8 +158,10 @@ def sweep(
         _tables(data, model, {**common, **sections, **changes, "label": label})
         for label, changes in _variants(strategies).items()
     ]
+    axes: dict[str, Sequence[Any]]
     axes = {dotted_keyword(key): list(values) for key, values in (grid or {}).items()}
-    axes["seed"] = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    seeds = plain(seeds)
+    axes["seed"] = range(seeds) if isinstance(seeds, int) else list(seeds)
     configs = {name: config.located() for name, config in combine(variants, axes).items()}
     if not configs:
         raise ConfigError("a sweep needs at least one strategy, one value per option and one seed")
