@@ -149,7 +149,7 @@ def _pull(grid: Grid, message_id: str, node: int, *, patient: bool) -> RecordDic
     replies = partial(grid.pull_messages, [message_id])
     try:
         found = list(patiently(replies) if patient else replies())
-        return _content(found, message_id, node) if found else None
+        return _content(found, node) if found else None
     except BUSY:
         return None  # asked again at the next look
     except FedprotoError as error:
@@ -158,13 +158,11 @@ def _pull(grid: Grid, message_id: str, node: int, *, patient: bool) -> RecordDic
         raise UnreadableError(f"its answer cannot be read: {error}") from None
 
 
-def _content(replies: Sequence[Message], message_id: str, node: int) -> RecordDict:
+def _content(replies: Sequence[Message], node: int) -> RecordDict:
     """The content of the reply to a message; raises why it is not usable."""
     if len(replies) > 1:
         raise UnreadableError("it sent a duplicate of its answer")
     (reply,) = replies
-    if reply.metadata.reply_to_message_id != message_id:
-        raise UnreadableError("its answer matches no message that was sent")
     # Errors that the SuperLink makes by itself do not carry the node's number.
     if reply.has_error() and reply.error.code in NOT_ANSWERED:
         raise UnreadableError("no answer: the deadline has passed, or the node has disconnected")

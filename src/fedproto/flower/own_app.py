@@ -9,9 +9,8 @@ Checkpoints, resumption, stable client ids and cohorts that equal a simulation's
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import groupby
 from logging import getLogger
 from typing import Any, Generic, TypeVar
 
@@ -142,14 +141,14 @@ class FedProtoStrategy(FedAvg):
         assert self._state is not None  # noqa: S101 - set by `configure_train`
         # Rounds are counted from 0 within, as in a simulation.
         state = replace(self._state, round=server_round - 1)
-        results: list[tuple[LocalJob, ClientUpdate]] = []
+        results: dict[int, tuple[LocalJob, ClientUpdate]] = {}
         failures: dict[int, str] = {}
-        for node, own in groupby(sorted(replies, key=_node), key=_node):
+        for reply in sorted(replies, key=_node):
             try:
-                results.append(self._read([*own], state))
+                results[_node(reply)] = self._read(reply, state)
             except UnreadableError as error:
-                failures[node] = str(error)
-        outcome = aggregate_round(self.method, state, results, self._setting)
+                failures[_node(reply)] = str(error)
+        outcome = aggregate_round(self.method, state, [*results.values()], self._setting)
         self.failures[server_round] = failures | outcome.failures
         for node, reason in self.failures[server_round].items():
             LOG.warning("round %d, node %d: %s", server_round, node, reason)
@@ -180,13 +179,8 @@ class FedProtoStrategy(FedAvg):
                 LOG.warning("round %d, node %d: %s", server_round, _node(reply), error)
         return self.evaluate_metrics_aggr_fn(usable, Part.NUM_EXAMPLES) if usable else None
 
-    def _read(
-        self, replies: Sequence[Message], state: ServerState
-    ) -> tuple[LocalJob, ClientUpdate]:
+    def _read(self, reply: Message, state: ServerState) -> tuple[LocalJob, ClientUpdate]:
         """A node's update, checked as far as its own claims about itself go."""
-        if len(replies) > 1:
-            raise UnreadableError("it sent its update twice")
-        (reply,) = replies
         scores, content = _scores(reply), reply.content
         work = content.get(Part.WORK)
         found = work if isinstance(work, MetricRecord) else {}
@@ -197,14 +191,13 @@ class FedProtoStrategy(FedAvg):
             raise UnreadableError("it claims an implausible learning rate")
         number = int(scores[Part.NUM_EXAMPLES])
         job = _job(self.method, state, _node(reply), number, steps, lr)
-        params = sent_back(job, self._setting)
-        tensors = read_tensors(content, Part.ARRAYS, {**params, **state.buffers})
+        params, buffers = _read_model(content, sent_back(job, self._setting), state.buffers)
         declared = self.method.payload(self._setting, number)
         update = ClientUpdate(
             client=job.client,
             num_examples=number,
-            params={name: tensors[name] for name in params},
-            buffers={name: tensors[name] for name in state.buffers},
+            params=params,
+            buffers=buffers,
             train_loss=scores.get("train_loss"),
             epochs_done=0,
             steps=steps,
@@ -215,17 +208,12 @@ class FedProtoStrategy(FedAvg):
 
     def _state_of(self, arrays: ArrayRecord) -> ServerState:
         """The ServerApp's initial arrays as parameters and buffers of the model."""
-        params, buffers = self._setting.params, self._setting.buffers
         content = RecordDict({Part.ARRAYS: arrays})
         try:
-            tensors = read_tensors(content, Part.ARRAYS, {**params, **buffers})
+            model = _read_model(content, self._setting.params, self._setting.buffers)
         except UnreadableError as error:
             raise ConfigError(f"the initial arrays do not fit the model: {error}") from None
-        return ServerState(
-            0,
-            {name: tensors[name] for name in params},
-            {name: tensors[name] for name in buffers},
-        )
+        return ServerState(0, *model)
 
 
 def _job(
@@ -234,6 +222,12 @@ def _job(
     """A client's part of a round, as far as both sides know it."""
     batches = BatchOrder(0, state.round, client, samples, 1, epochs=steps, max_steps=steps)
     return LocalJob(client, state, method, batches, TrainOptions(), lr, seed=0)
+
+
+def _read_model(content: RecordDict, params: Tensors, buffers: Tensors) -> tuple[Tensors, Tensors]:
+    """Parameters and buffers like others, which Flower sends as one record."""
+    found = read_tensors(content, Part.ARRAYS, {**params, **buffers})
+    return {name: found[name] for name in params}, {name: found[name] for name in buffers}
 
 
 def _node(reply: Message) -> int:
