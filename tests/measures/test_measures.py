@@ -27,7 +27,7 @@ from fedproto.rng import Purpose, stream
 from fedproto.rounds import run_rounds
 from fedproto.rounds.identity import check_reference
 from fedproto.store import RunStore
-from fedproto.store.records import read_records
+from fedproto.store.run import read_records
 from helpers import begin, config_of, every_strategy, same_tensors, simulate, strategy_name
 
 ALL = ("dissimilarity", "margin")
