@@ -78,6 +78,7 @@ NODE_PORT = 9094
 """Flower's port for a node; the client's number is added."""
 
 START_FOR = 60.0
+KILLED_WITHIN = 5.0
 LOOK_EVERY = 1.0
 SILENT_FOR = 120.0
 """Seconds without an answer after which a server is given up."""
@@ -267,7 +268,10 @@ class Process:
 
     def kill(self) -> None:
         """Kills it and its child processes, as a power cut would."""
-        self.signal(signal.SIGKILL)
+        ends = time.monotonic() + KILLED_WITHIN
+        while self.signal(signal.SIGKILL) and time.monotonic() < ends:
+            self._process.poll()
+            time.sleep(0.01)
         self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
@@ -279,10 +283,12 @@ class Process:
             self._process.wait(END_FOR)
         self.kill()
 
-    def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to the whole process group."""
+    def signal(self, number: signal.Signals) -> bool:
+        """Sends a signal to the whole process group; False where nobody is left in it."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
+            return True
+        return False
 
 
 class Deployment:
