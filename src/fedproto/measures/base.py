@@ -115,9 +115,9 @@ class Gauge:
                 ) from error
             for key, value in found.items():
                 if isinstance(value, Mapping):
-                    taken.tables[key] = _finite(value)
+                    taken.tables[key] = finite(value)
                 else:
-                    taken.metrics.update(_finite({key: value}))
+                    taken.metrics.update(finite({key: value}))
         return taken
 
     def prepared(self, options: MeasureOptions, seed: int) -> list[Measure]:
@@ -131,5 +131,6 @@ class Gauge:
         return self._measures[key]
 
 
-def _finite(numbers: Mapping[str, float]) -> dict[str, float]:
+def finite(numbers: Mapping[str, float]) -> dict[str, float]:
+    """The numbers that are finite."""
     return {name: value for name, value in numbers.items() if math.isfinite(value)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from fedproto.data.federation import Federation
 from fedproto.data.tasks import headline
 from fedproto.engines.base import Engine, LocalJob
 from fedproto.errors import ConfigError
+from fedproto.measures.base import finite
 from fedproto.rng import schedule
 from fedproto.rounds.jobs import make_job
 from fedproto.strategies.base import HeadAlone, Strategy
@@ -53,11 +53,6 @@ def models_to_test(run: Run, state: ServerState) -> dict[str, ServerState]:
     """The served model, under an empty name, and those of ``serve.also``."""
     others = {name: state.also.get(name, state) for name in run.config.serve.also}
     return {SERVED: state.served, **others}
-
-
-def finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics that are finite."""
-    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def _scores(

@@ -16,9 +16,10 @@ from fedproto.config import RunConfig
 from fedproto.engines.base import Engine
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.measures import MEASURES, Gauge, MeasureOptions
+from fedproto.measures.base import finite
 from fedproto.measures.scores import PER_CLIENT
 from fedproto.rounds.aggregate import RoundOutcome, aggregate_round
-from fedproto.rounds.evaluate import SERVED, evaluate_round, finite, models_to_test
+from fedproto.rounds.evaluate import SERVED, evaluate_round, models_to_test
 from fedproto.rounds.identity import reference_state
 from fedproto.rounds.jobs import RoundPlan, check_fits, plan_round, prepare
 from fedproto.strategies.values import Setting

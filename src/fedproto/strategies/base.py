@@ -78,6 +78,7 @@ class Strategy(Part):
         pooled: Whether the data of all clients is trained on as one (no federation at all).
         plain_sgd: Whether the method holds for local gradient descent without momentum alone.
         weighs_tensors: Whether clients are weighed tensor by tensor.
+        by_size: Whether clients weigh by number of samples; otherwise they weigh alike.
         partial_work: Whether updates of clients that finish only part of their epochs are used,
             unless ``schedule.partial_work`` says otherwise.
         lookahead: The method's own ``server.lookahead``.
@@ -92,6 +93,7 @@ class Strategy(Part):
     pooled: ClassVar[bool] = False
     plain_sgd: ClassVar[bool] = False
     weighs_tensors: ClassVar[bool] = False
+    by_size: ClassVar[bool] = True
     partial_work: ClassVar[bool] = False
     lookahead: ClassVar[float] = 0.0
     average: ClassVar[Average] = "none"
@@ -163,8 +165,8 @@ class Strategy(Part):
         return None
 
     def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
-        """The weight of each update: by number of samples, unless overridden."""
-        return ClientWeights(size_weights(updates))
+        """The weight of each update: by number of samples, or equal ones."""
+        return ClientWeights(size_weights(updates) if self.by_size else equal_weights(updates))
 
     def remember(self, state: ServerState, updates: Updates, setting: Setting) -> Tensors:
         """New values of server memory; tensors that are not named stay as they are.

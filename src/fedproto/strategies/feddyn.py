@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedproto.options import option
-from fedproto.strategies.base import STRATEGIES, Strategy, equal_weights
+from fedproto.strategies.base import STRATEGIES, Strategy
 from fedproto.strategies.values import Declarations, Local, Objective, Report, Seen, Setting
-from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors, Updates, part, under
+from fedproto.types import ClientUpdate, ServerState, Tensors, part, under
 
 SLOPE, DRIFT = "slope", "drift"
 
@@ -24,6 +24,7 @@ class FedDyn(Strategy):
     those that a straggler finishes.
     """
 
+    by_size: ClassVar[bool] = False
     partial_work: ClassVar[bool] = True
 
     alpha: float = option(0.1, "strength α of the regularisation", above=0)
@@ -48,10 +49,6 @@ class FedDyn(Strategy):
             for name, one in part(SLOPE, local.memory).items()
         }
         return Report(memory=under(SLOPE, slope))
-
-    def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
-        """Equal weights."""
-        return ClientWeights(equal_weights(updates))
 
     def adds(
         self, state: ServerState, update: ClientUpdate, setting: Setting, cohort: int = 1

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fedproto.options import option
-from fedproto.strategies.base import STRATEGIES, Strategy, equal_weights
+from fedproto.strategies.base import STRATEGIES, Strategy
 from fedproto.strategies.values import Declarations, Local, Objective, Report, Seen, Setting
-from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors, Updates, part, under
+from fedproto.types import ClientUpdate, ServerState, Tensors, part, under
 
 CONTROL = "control"
 
@@ -34,6 +34,7 @@ class Scaffold(Strategy):
     """
 
     plain_sgd: ClassVar[bool] = True
+    by_size: ClassVar[bool] = False
     partial_work: ClassVar[bool] = True
 
     gamma: float | None = option(
@@ -67,10 +68,6 @@ class Scaffold(Strategy):
         moved = _moved(local.params, trained, server, steps, local.lr)
         new = under(CONTROL, {name: own[name] + change for name, change in moved.items()})
         return Report({} if self.gamma is None else new, memory=new)
-
-    def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
-        """Equal weights."""
-        return ClientWeights(equal_weights(updates))
 
     def adds(
         self, state: ServerState, update: ClientUpdate, setting: Setting, cohort: int = 1

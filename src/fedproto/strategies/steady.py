@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedproto.strategies.base import STRATEGIES, Strategy, equal_weights
+from fedproto.strategies.base import STRATEGIES, Strategy
 from fedproto.strategies.values import Average
-from fedproto.types import ClientWeights, ServerState, Updates
 
 
 @STRATEGIES.register("steady")
@@ -27,10 +26,7 @@ class Steady(Strategy):
     Both values were chosen on the validation part of synthetic data alone, and are provisional.
     """
 
+    by_size: ClassVar[bool] = False
     partial_work: ClassVar[bool] = True
     lookahead: ClassVar[float] = 0.7
     average: ClassVar[Average] = "ema"
-
-    def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
-        """1/K for every client."""
-        return ClientWeights(equal_weights(updates))
