@@ -167,11 +167,8 @@ def _runs_of(
             raise StoreError(f"{source} is finished; give it more rounds with --rounds")
         clients = _number_of_clients([store.config for store in stores]) if data_here else 0
         return path, stores, clients
-    if rounds is not None:
-        raise ConfigError(
-            f"--rounds is for a continued run; for a new one: --set schedule.rounds={rounds}"
-        )
-    read = read_recipe(source, overrides or [])
+    number = [] if rounds is None else [f"schedule.rounds={rounds}"]
+    read = read_recipe(source, [*(overrides or []), *number])
     configs = {name: config.defended() for name, config in read.items()}
     clients = _number_of_clients(configs.values()) if data_here else 0
     for name, config in configs.items():
