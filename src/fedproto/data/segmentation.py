@@ -161,8 +161,8 @@ class SegmentationFolder(Prepared, SharedOut):
     size: int = option(
         224, "width and height to which images are resized, in pixels", at_least=8, at_most=4096
     )
-    mean: tuple[float, ...] = option(IMAGENET_MEAN, "mean per channel, of pixels between 0 and 1")
-    std: tuple[float, ...] = option(IMAGENET_STD, "standard deviation per channel")
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
 
     def load(self, root: Path) -> Federation:
         """Decodes pictures and masks if that was not done before, and shares them out."""
@@ -254,8 +254,8 @@ class FPascal(Prepared, SharedOut):
     clients: int = 100
     partition: Partition = "dirichlet"
     size: int = option(224, "width and height of the images, in pixels", at_least=8, at_most=4096)
-    mean: tuple[float, ...] = option(IMAGENET_MEAN, "mean per channel, of pixels between 0 and 1")
-    std: tuple[float, ...] = option(IMAGENET_STD, "standard deviation per channel")
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
 
     def load(self, root: Path) -> Federation:
         """Decodes images and masks if that was not done before, and shares them out."""

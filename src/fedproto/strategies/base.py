@@ -19,6 +19,7 @@ from torch import Tensor
 from fedproto.equations import sample_shares
 from fedproto.errors import TrainingError
 from fedproto.options import Options, Registry
+from fedproto.strategies.aggregation import equal_shares
 from fedproto.strategies.values import (
     Average,
     Batch,
@@ -252,4 +253,4 @@ def size_weights(updates: Updates) -> Tensor:
 
 def equal_weights(updates: Updates) -> Tensor:
     """The same weight for every client, ``[K]``."""
-    return torch.full((len(updates),), 1 / len(updates), dtype=torch.float64)
+    return equal_shares(len(updates))
