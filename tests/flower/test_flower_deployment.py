@@ -39,14 +39,25 @@ flower = { evaluate_on = "server", deadline = 120, wait = 90 }
 """
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def flags(tmp_path_factory):
     """Where flags for the misbehaving model go."""
     load_plugin(str(PLUGIN))
-    monkeypatch.setenv("FEDPROTO_PLUGINS", str(PLUGIN))
-    monkeypatch.setenv("FEDPROTO_TEST_FOLDER", str(tmp_path))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    return tmp_path
+    folder = tmp_path_factory.mktemp("flags")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDPROTO_PLUGINS", str(PLUGIN))
+        patch.setenv("FEDPROTO_TEST_FOLDER", str(folder))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory):
+    """A server and two nodes for the runs of several tests, and a node that it does not know."""
+    folder = tmp_path_factory.mktemp("deployed")
+    with deployment(folder / "flower", make_keys(folder / "keys", ["localhost"], 5), 2) as started:
+        started.start_node(3)
+        yield started
 
 
 def a_run(path: Path, *overrides: str) -> RunStore:
@@ -67,6 +78,79 @@ def finish(deployed: Deployment, store: RunStore) -> None:
     deployed.control.follow(run, store.path, [store], Callback())
 
 
+KINDS = {
+    "augmented": {
+        "data": {"name": "digits", "clients": 2},
+        "model": {"name": "cnn"},
+        "strategy": {"name": "fedproto"},
+        "augment": {"flip": True},
+    },
+    "local-statistics": {
+        "data": {"name": "shapes", "clients": 2, "images": 16, "size": 32},
+        "model": {"name": "deeplab-small"},
+        "strategy": {"name": "fedavg"},
+        "train": {"batch_norm": "local"},
+    },
+}
+
+
+@pytest.mark.timeout(600)
+def test_two_kinds_of_recipes_over_tls_give_the_records_of_a_simulation(tmp_path, deployed):
+    shared = {
+        "schedule": {"rounds": 1, "cohort": 2},
+        "engine": {"name": "reference", "device": "cpu"},
+        "flower": {"evaluate_on": "server", "deadline": 300, "wait": 90},
+    }
+    configs = {
+        name: read_config(shared | kind | {"train": {"epochs": 1} | kind.get("train", {})})
+        for name, kind in KINDS.items()
+    }
+    here = create_sweep(tmp_path / "here", configs)
+    simulate(here)
+    deployed_runs = create_sweep(tmp_path / "run", configs)
+    run = deployed.control.submit(tmp_path / "run")
+    deployed.control.follow(run, tmp_path / "run", deployed_runs, Callback())
+    for ours, theirs in zip(deployed_runs, here, strict=True):
+        one, other = (
+            [asdict(replace(record, seconds=0.0)) for record in store.records()]
+            for store in (ours, theirs)
+        )
+        assert one == other
+        assert same_tensors(ours.load_checkpoint().params, theirs.load_checkpoint().params)
+
+
+@pytest.mark.timeout(400)
+def test_a_node_killed_in_a_round_is_on_record_and_comes_back(tmp_path, flags, deployed):
+    store = a_run(tmp_path / "run", "schedule.rounds=2")
+    deployed.register(2)
+    deployed.start_node(2)
+    (flags / "hang-client-1").touch()
+    (flags / "fail-client-2").touch()
+    run = deployed.control.submit(store.path)
+    strange_ca = make_keys(tmp_path / "others", ["localhost"], 5)
+    wrong_ca = deployed.start_node(4, keys=strange_ca)
+    wait_until((flags / "hanging-client-1").exists, "the round")
+    deployed.nodes[1].kill()
+    # Started once: the node waits until the server misses the one that was killed.
+    back = deployed.start_node(1)
+    deployed.control.follow(run, store.path, [store], Callback())
+    assert back.exit_code is None
+    assert "an earlier process of this node" in back.log.read_text()
+    # A node that is not registered retries as a restarted one does, for 90 s, and then ends with
+    # Flower's exit code.
+    assert deployed.nodes[3]._process.wait(120) not in (None, 0)
+    assert wrong_ca.exit_code != 0
+    wrong_ca.end()
+    assert "certificate verify failed" in wrong_ca.log.read_text().lower()
+    first, second = store.records()
+    assert list(first.attention) == [0]
+    assert first.failures.keys() == {1, 2}
+    assert first.failures[1].startswith("no answer")
+    assert "the disk is on fire" in first.failures[2]
+    assert second.failures == {}
+    assert list(second.attention) == [0, 1, 2]
+
+
 WITH_MEMORY = (
     *("data.clients=2", "schedule.cohort=2"),
     *("strategy.name=scaffold", "server.optimizer=adam", "server.lr=0.1"),
@@ -75,19 +159,17 @@ WITH_MEMORY = (
 
 
 @pytest.mark.timeout(400)
-def test_a_killed_server_and_node_resume_to_the_bits_of_a_simulation(folder):
-    store, undisturbed = (a_run(folder / name, *WITH_MEMORY) for name in ("run", "simulated"))
-    keys = make_keys(folder / "keys", ["localhost"], 2)
-    with deployment(folder / "flower", keys, 2) as deployed:
-        deployed.control.submit(store.path)
-        wait_until(store.records, "the first round")
-        deployed.link.kill()
-        deployed.nodes[1].kill()
-        before = len(store.records())
-        assert before < 3
-        deployed.start_link()
-        deployed.start_node(1)
-        finish(deployed, store)
+def test_a_killed_server_and_node_resume_to_the_bits_of_a_simulation(tmp_path, deployed):
+    store, undisturbed = (a_run(tmp_path / name, *WITH_MEMORY) for name in ("run", "simulated"))
+    deployed.control.submit(store.path)
+    wait_until(store.records, "the first round")
+    deployed.link.kill()
+    deployed.nodes[1].kill()
+    before = len(store.records())
+    assert before < 3
+    deployed.start_link()
+    deployed.start_node(1)
+    finish(deployed, store)
     simulate([undisturbed])
     for ours, theirs in zip(store.records(), undisturbed.records(), strict=True):
         assert ours.cohort == theirs.cohort
@@ -97,38 +179,6 @@ def test_a_killed_server_and_node_resume_to_the_bits_of_a_simulation(folder):
     one, other = store.load_checkpoint(), undisturbed.load_checkpoint()
     assert same_tensors(one.params, other.params)
     assert same_tensors(one.memory, other.memory)
-
-
-@pytest.mark.timeout(400)
-def test_a_node_killed_in_a_round_is_on_record_and_comes_back(folder):
-    store = a_run(folder / "run", "schedule.rounds=2")
-    keys = make_keys(folder / "keys", ["localhost"], 5)
-    (folder / "hang-client-1").touch()
-    (folder / "fail-client-2").touch()
-    with deployment(folder / "flower", keys, 3) as deployed:
-        run = deployed.control.submit(store.path)
-        strange_ca = make_keys(folder / "others", ["localhost"], 5)
-        unregistered = deployed.start_node(3)
-        wrong_ca = deployed.start_node(4, keys=strange_ca)
-        wait_until((folder / "hanging-client-1").exists, "the round")
-        deployed.nodes[1].kill()
-        # Started once: the node waits until the server misses the one that was killed.
-        back = deployed.start_node(1)
-        deployed.control.follow(run, store.path, [store], Callback())
-        assert back.exit_code is None
-        assert "an earlier process of this node" in back.log.read_text()
-        # It retries as a restarted node does, for 90 s, and then ends with Flower's exit code.
-        assert unregistered._process.wait(120) not in (None, 0)
-        assert wrong_ca.exit_code != 0
-        wrong_ca.end()
-        assert "certificate verify failed" in wrong_ca.log.read_text().lower()
-    first, second = store.records()
-    assert list(first.attention) == [0]
-    assert first.failures.keys() == {1, 2}
-    assert first.failures[1].startswith("no answer")
-    assert "the disk is on fire" in first.failures[2]
-    assert second.failures == {}
-    assert list(second.attention) == [0, 1, 2]
 
 
 def command(folder: Path, *arguments: str, clients: int = 1) -> subprocess.Popen[str]:
@@ -167,40 +217,40 @@ def programs_of(folder: Path) -> list[str]:
 
 
 @pytest.mark.timeout(300)
-def test_up_runs_a_recipe_and_leaves_nothing_behind(folder):
+def test_up_runs_a_recipe_and_leaves_nothing_behind(tmp_path):
     process = command(
-        folder,
-        *("--out", "run", "--logs", str(folder / "logs"), "--set", "schedule.rounds=1"),
+        tmp_path,
+        *("--out", "run", "--logs", str(tmp_path / "logs"), "--set", "schedule.rounds=1"),
         *("--set", "flower.evaluate_on=clients"),
         clients=2,
     )
     output, _ = process.communicate(timeout=250)
     assert process.returncode == 0, output
     assert "fedproto" in output
-    (record,) = RunStore.open(folder / "run").records()
+    (record,) = RunStore.open(tmp_path / "run").records()
     assert record.failures == {}
     assert "accuracy" in record.metrics
-    assert processes_of(folder) == []
+    assert processes_of(tmp_path) == []
 
 
 @pytest.mark.timeout(300)
-def test_up_ends_on_interrupt(folder):
-    process = command(folder, "--out", "run", "--logs", str(folder / "logs"))
-    wait_until(lambda: programs_of(folder), "the server")
+def test_up_ends_on_interrupt(tmp_path):
+    process = command(tmp_path, "--out", "run", "--logs", str(tmp_path / "logs"))
+    wait_until(lambda: programs_of(tmp_path), "the server")
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert "rounds are safe" in output
-    wait_until(lambda: processes_of(folder) == [], "the end of all processes", 30)
+    wait_until(lambda: processes_of(tmp_path) == [], "the end of all processes", 30)
 
 
 @pytest.mark.timeout(300)
-def test_nothing_outlives_a_killed_up(folder):
-    process = command(folder, "--out", "run", "--logs", str(folder / "logs"))
-    wait_until(lambda: len(programs_of(folder)) >= 2, "the server and the node")
+def test_nothing_outlives_a_killed_up(tmp_path):
+    process = command(tmp_path, "--out", "run", "--logs", str(tmp_path / "logs"))
+    wait_until(lambda: len(programs_of(tmp_path)) >= 2, "the server and the node")
     process.kill()
     process.communicate(timeout=30)
-    wait_until(lambda: processes_of(folder) == [], "the end of all processes", 60)
+    wait_until(lambda: processes_of(tmp_path) == [], "the end of all processes", 60)
 
 
 def children(pid: int) -> list[int]:
@@ -221,56 +271,13 @@ def programs(pid: int) -> list[int]:
 
 
 @pytest.mark.timeout(300)
-def test_the_logs_of_a_failed_up_are_kept_where_the_error_says(folder):
-    process = command(folder, "--out", "run")
+def test_the_logs_of_a_failed_up_are_kept_where_the_error_says(tmp_path):
+    process = command(tmp_path, "--out", "run")
     # Short-lived helpers come and go among the children.
     wait_until(lambda: len(programs(process.pid)) >= 2, "the server and the node")
     os.kill(programs(process.pid)[0], signal.SIGKILL)
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 2, output
-    kept = folder / "run" / "flower-logs"
+    kept = tmp_path / "run" / "flower-logs"
     assert str(Path("run") / "flower-logs") in output
     assert (kept / "superlink.log").exists()
-
-
-KINDS = {
-    "augmented": {
-        "data": {"name": "digits", "clients": 2},
-        "model": {"name": "cnn"},
-        "strategy": {"name": "fedproto"},
-        "augment": {"flip": True},
-    },
-    "local-statistics": {
-        "data": {"name": "shapes", "clients": 2, "images": 16, "size": 32},
-        "model": {"name": "deeplab-small"},
-        "strategy": {"name": "fedavg"},
-        "train": {"batch_norm": "local"},
-    },
-}
-
-
-@pytest.mark.timeout(600)
-def test_two_kinds_of_recipes_over_tls_give_the_records_of_a_simulation(folder):
-    shared = {
-        "schedule": {"rounds": 1, "cohort": 2},
-        "engine": {"name": "reference", "device": "cpu"},
-        "flower": {"evaluate_on": "server", "deadline": 120, "wait": 90},
-    }
-    configs = {
-        name: read_config(shared | kind | {"train": {"epochs": 1} | kind.get("train", {})})
-        for name, kind in KINDS.items()
-    }
-    here = create_sweep(folder / "here", configs)
-    simulate(here)
-    deployed_runs = create_sweep(folder / "run", configs)
-    keys = make_keys(folder / "keys", ["localhost"], 2)
-    with deployment(folder / "flower", keys, 2) as deployed:
-        run = deployed.control.submit(folder / "run")
-        deployed.control.follow(run, folder / "run", deployed_runs, Callback())
-    for ours, theirs in zip(deployed_runs, here, strict=True):
-        one, other = (
-            [asdict(replace(record, seconds=0.0)) for record in store.records()]
-            for store in (ours, theirs)
-        )
-        assert one == other
-        assert same_tensors(ours.load_checkpoint().params, theirs.load_checkpoint().params)

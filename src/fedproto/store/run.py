@@ -18,6 +18,7 @@ never treated as missing; a failed write does so too, and leaves what was there.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import platform
 import subprocess
@@ -278,6 +279,7 @@ def plugin_hint(description: dict[str, Any]) -> str:
     return f"the run was made with {' '.join(f'--plugin {plugin}' for plugin in plugins)}"
 
 
+@functools.cache
 def package_versions() -> dict[str, str | None]:
     """Version per package; None where it is not installed."""
     names = "fedproto torch numpy safetensors typer flwr rich matplotlib pillow scikit-learn"
@@ -316,6 +318,7 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
+@functools.cache
 def _commit() -> str | None:
     """The commit of the source tree the package runs from; None for an installed package."""
     tree = Path(__file__).resolve().parents[3]
