@@ -25,8 +25,7 @@ from engine_cases import (
 from fedproto import Centralized, FedAvg, FedProto, FedProx
 from fedproto.engines.augment import AugmentOptions
 from fedproto.engines.stacking import observations
-from fedproto.engines.stacking.formulas import unfused
-from fedproto.engines.stacking.layers import computed
+from fedproto.engines.stacking.layers import Pass, computed
 from fedproto.engines.stacking.lockstep import NONE, Lockstep, _sizes, stack_orders
 from fedproto.engines.stacking.network import Network, RowLayout
 from fedproto.engines.tracing import DenseStep, trace
@@ -416,8 +415,8 @@ def test_a_convolution_agrees_with_pytorch(channels):
 
     params = {"conv.weight": block.pack(weight), "conv.bias": bias}
     live = torch.ones(x.shape[:2], dtype=torch.bool)
-    y, saved = block.forward(params, [x.movedim(2, -1).contiguous()], unfused, live)
-    (dx,), gradients = block.backward(params, saved, dy.movedim(2, -1), unfused, first=False)
+    y, saved = block.forward(Pass(params, live), [x.movedim(2, -1).contiguous()])
+    (dx,), gradients = block.backward(Pass(params, live), saved, dy.movedim(2, -1), first=False)
     assert torch.allclose(y.movedim(-1, 2), expected)
     assert torch.allclose(dx.movedim(-1, 2), leaves[0].grad)
     assert torch.allclose(block.unpack(computed(gradients["conv.weight"])), leaves[1].grad)

@@ -15,9 +15,9 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 from engine_cases import CLASSES, check_same, conv_step, dense_step, small_federation, sweep
 from fedproto import FedProto, FedProx
-from fedproto.engines.stacking import formulas, launching, network
+from fedproto.engines.stacking import launching, network
 from fedproto.engines.stacking.launching import CUTS, MlpStep
-from fedproto.engines.stacking.layers import Norm, computed
+from fedproto.engines.stacking.layers import Norm, Pass, computed
 from fedproto.engines.stacking.lockstep import Lockstep
 from fedproto.engines.training import TrainOptions
 from fedproto.models import with_features
@@ -93,13 +93,12 @@ def test_a_convolution_is_that_of_pytorch(monkeypatch, shape, cut):
     params = {"conv.weight": packed, "conv.bias": bias}
     live = torch.ones(jobs, batch, dtype=torch.bool, device=DEVICE)
     given = x.bfloat16() if half else x
-    found, saved = layer.forward(params, [given], formulas.unfused, live)
+    found, saved = layer.forward(Pass(params, live), [given])
     assert error(found.movedim(-1, 2), truth.detach()) < most
     dy = random(*found.shape)
     dx, dw, *db = torch.autograd.grad(truth, own, dy.double().movedim(-1, 2), allow_unused=True)
-    (found,), gradients = layer.backward(
-        params, saved, dy.to(given.dtype), formulas.unfused, first=False
-    )
+    on, slope = Pass(params, live), dy.to(given.dtype)
+    (found,), gradients = layer.backward(on, saved, slope, first=False)
     assert error(found.movedim(-1, 2), dx) < most_backward
     gradient = gradients["conv.weight"]
     assert error(layer.unpack(computed(gradient)), dw) < most_backward
@@ -115,13 +114,13 @@ def test_activations_may_be_bfloat16():
     x, weight, bias = random(2, 3, 9, 8, 3), random(2, 16, 3, 5, 5), random(2, 16)
     params = {"conv.weight": layer.pack(weight).contiguous(), "conv.bias": bias}
     live = torch.ones(2, 3, dtype=torch.bool, device=DEVICE)
-    exact, kept = layer.forward(params, [x], formulas.unfused, live)
-    y, saved = layer.forward(params, [x.bfloat16()], formulas.unfused, live)
+    exact, kept = layer.forward(Pass(params, live), [x])
+    y, saved = layer.forward(Pass(params, live), [x.bfloat16()])
     assert y.dtype == torch.bfloat16
     assert error(y, exact.double()) < 1e-2
     dy = random(*y.shape)
-    _, truth = layer.backward(params, kept, dy, formulas.unfused, first=True)
-    _, found = layer.backward(params, saved, dy.bfloat16(), formulas.unfused, first=True)
+    _, truth = layer.backward(Pass(params, live), kept, dy, first=True)
+    _, found = layer.backward(Pass(params, live), saved, dy.bfloat16(), first=True)
     gradient = computed(found["conv.weight"])
     assert gradient.dtype == torch.float32
     # A maximum may be another pixel after rounding.
@@ -134,11 +133,11 @@ def test_a_dense_layer_is_that_of_pytorch(relu):
     x, dy, weight, bias = random(2, 5, 70), random(2, 5, 40), random(2, 40, 70), random(2, 40)
     params = {"dense.weight": weight, "dense.bias": bias}
     live = torch.ones(2, 5, dtype=torch.bool, device=DEVICE)
-    h, saved = layer.forward(params, [x], formulas.unfused, live)
+    h, saved = layer.forward(Pass(params, live), [x])
     truth = x.double() @ weight.double().mT + bias.double().unsqueeze(1)
     truth = truth.relu() if relu else truth
     assert error(h, truth) < 1e-6
-    (dx,), gradients = layer.backward(params, saved, dy, formulas.unfused, first=False)
+    (dx,), gradients = layer.backward(Pass(params, live), saved, dy, first=False)
     dz = torch.where(truth > 0, dy.double(), 0) if relu else dy.double()
     assert error(dx, dz @ weight.double()) < 1e-6
     dw = dz.mT @ x.double()
@@ -168,8 +167,8 @@ def test_group_normalisation_is_that_of_the_formulas(shape):
     live = torch.ones(2, 3, dtype=torch.bool, device=DEVICE)
     found = []
     for layer in (plain, replace(plain, kernels=True)):
-        y, saved = layer.forward(params, x, formulas.unfused, live)
-        dx, gradients = layer.backward(params, saved, dy, formulas.unfused, first=False)
+        y, saved = layer.forward(Pass(params, live), x)
+        dx, gradients = layer.backward(Pass(params, live), saved, dy, first=False)
         found.append([y, *dx, *gradients.values()])
     for truth, own in zip(*found, strict=True):
         assert error(own, truth.double()) < 1e-5

@@ -21,7 +21,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
-from torch.nn.grad import conv2d_input, conv2d_weight
 
 from fedproto.engines.layers import dropout_factors
 from fedproto.engines.stacking import formulas, launching
@@ -54,11 +53,15 @@ class Pending:
 Gradient: TypeAlias = Tensor | Pending
 
 
-def product(left: Tensor, right: Tensor) -> Pending:
-    """The gradient ``left @ right``, ``[J, M, K]`` and ``[J, K, N]``."""
-    return Pending(
-        lambda: torch.bmm(left, right), lambda weight: weight.baddbmm_(left, right, alpha=-1)
-    )
+def product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Pending:
+    """The gradient ``left @ right``, ``[J, M, K]`` and ``[J, K, N]``, of a weight of that type."""
+
+    def compute() -> Tensor:
+        return torch.bmm(left, right).to(dtype)
+
+    if left.dtype == dtype:
+        return Pending(compute, lambda weight: weight.baddbmm_(left, right, alpha=-1))
+    return Pending(compute, lambda weight: weight.sub_(compute()))
 
 
 def computed(gradient: Gradient) -> Tensor:
@@ -66,25 +69,41 @@ def computed(gradient: Gradient) -> Tensor:
     return gradient.compute() if isinstance(gradient, Pending) else gradient
 
 
+@dataclass(frozen=True)
+class Pass:
+    """What all steps of a pass through a network have in common.
+
+    Attributes:
+        params: Weights and running statistics by name.
+        live: Which samples exist ``[J, B]``.
+        fuse: Compiles the parts between the products.
+        masks: The jobs' seeds ``[J]`` and the number of the step, by which dropout draws; None in
+            evaluation.
+        frozen: Whether to normalise by running statistics and to leave them as they are.
+    """
+
+    params: Tensors
+    live: Tensor
+    fuse: Fuse = unfused
+    masks: tuple[Tensor, Tensor] | None = None
+    frozen: bool = True
+
+
+Gradients: TypeAlias = tuple[Sequence[Tensor | None], dict[str, Gradient]]
+"""Gradients of a step's inputs (unused in the first step) and of its parameters."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stacked(Step, abc.ABC):
     """A step of many models at once."""
 
     @abc.abstractmethod
-    def forward(
-        self, params: Tensors, xs: Sequence[Tensor], fuse: Fuse, live: Tensor
-    ) -> tuple[Any, Any]:
+    def forward(self, on: Pass, xs: Sequence[Tensor]) -> tuple[Any, Any]:
         """The output, and what `backward` needs."""
 
     @abc.abstractmethod
-    def backward(
-        self, params: Tensors, saved: Any, dy: Tensor, fuse: Fuse, *, first: bool
-    ) -> tuple[Sequence[Tensor | None], dict[str, Gradient]]:
-        """Gradients of the inputs (unused in the first step) and of the parameters."""
-
-    def evaluate(self, params: Tensors, xs: Sequence[Tensor], live: Tensor) -> Any:
-        """The output in evaluation."""
-        return self.forward(params, xs, unfused, live)[0]
+    def backward(self, on: Pass, saved: Any, dy: Tensor, *, first: bool) -> Gradients:
+        """The gradients, from that of the output."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +129,8 @@ class Layer(Stacked, LayerStep):
         """The opposite."""
         return weight
 
-    def _bias(self, params: Tensors) -> Tensor | None:
-        return params[f"{self.name}.bias"] if self.bias else None
+    def _bias(self, on: Pass) -> Tensor | None:
+        return on.params[f"{self.name}.bias"] if self.bias else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,49 +155,38 @@ class Dense(Layer, DenseStep):
         split: Tensor = weight.unflatten(-1, (height, width, channels))
         return split.movedim(-1, -3).reshape(*weight.shape[:-1], self.units_in)
 
-    def forward(
-        self, params: Tensors, xs: Sequence[Tensor], fuse: Fuse, live: Tensor
-    ) -> tuple[Tensor, Any]:
+    def forward(self, on: Pass, xs: Sequence[Tensor]) -> tuple[Tensor, Any]:
         """``[J, B, …]`` to ``[J, B, D]``."""
-        x, bias, weight = xs[0].flatten(2), self._bias(params), params[self.weight_name]
+        x, bias, weight = xs[0].flatten(2), self._bias(on), on.params[self.weight_name]
         if self._uses_kernels(x):
             h = launching.dense_forward(x, weight, bias, relu=self.relu)
         else:
             z = torch.bmm(x, weight.to(x.dtype).transpose(1, 2))
             if self.relu and bias is not None:
-                h = fuse(formulas.bias_relu)(z, bias.to(x.dtype))
+                h = on.fuse(formulas.bias_relu)(z, bias.to(x.dtype))
             else:
                 h = z if bias is None else z + bias.to(x.dtype).unsqueeze(1)
                 h = h.relu() if self.relu else h
         return h, (x, h if self.relu else None, xs[0].shape)
 
-    def backward(
-        self, params: Tensors, saved: Any, dy: Tensor, fuse: Fuse, *, first: bool
-    ) -> tuple[Sequence[Tensor | None], dict[str, Gradient]]:
+    def backward(self, on: Pass, saved: Any, dy: Tensor, *, first: bool) -> Gradients:
         """The weight's gradient is the product ``dzᵀ x``."""
         x, h, shape = saved
-        weight, gradients = params[self.weight_name], dict[str, Gradient]()
+        weight, gradients = on.params[self.weight_name], dict[str, Gradient]()
         dz, db = dy, None
         if h is not None:
-            dz, db = fuse(formulas.relu_backward)(dy, h)
+            dz, db = on.fuse(formulas.relu_backward)(dy, h)
         if self.bias:
             gradients[f"{self.name}.bias"] = dy.sum(dim=1) if db is None else db
-        by_kernels = self._uses_kernels(x)
-        if x.dtype == weight.dtype:
-            gradient = product(dz.transpose(1, 2), x)
-        else:
-            small = product(dz.transpose(1, 2), x).compute
-            gradient = Pending(
-                lambda: small().to(weight.dtype), lambda own: own.sub_(small().to(weight.dtype))
-            )
-        if by_kernels:
+        gradient = product(dz.transpose(1, 2), x, weight.dtype)
+        if self._uses_kernels(x):
             gradient = replace(
                 gradient, subtract_from=lambda own: launching.dense_descend(dz, x, own)
             )
         gradients[self.weight_name] = gradient
         if first:
             return [None], gradients
-        if by_kernels:
+        if self._uses_kernels(x):
             dx = launching.dense_input_gradient(dz, weight)
         else:
             dx = torch.bmm(dz, weight.to(dz.dtype))
@@ -202,11 +210,9 @@ class Conv(Layer, ConvStep):
         split: Tensor = weight.unflatten(-2, (*self.taps, self.channels[0]))
         return split.movedim(-2, -4).movedim(-1, -4).contiguous()
 
-    def forward(
-        self, params: Tensors, xs: Sequence[Tensor], fuse: Fuse, live: Tensor
-    ) -> tuple[Tensor, Any]:
+    def forward(self, on: Pass, xs: Sequence[Tensor]) -> tuple[Tensor, Any]:
         """``[J, B, H, W, I]`` to ``[J, B, H', W', O]``."""
-        x, bias, weight = xs[0], self._bias(params), params[self.weight_name]
+        x, bias, weight = xs[0], self._bias(on), on.params[self.weight_name]
         standard: tuple[Tensor, ...] = ()
         if self.standardize:
             with torch.enable_grad():
@@ -214,44 +220,42 @@ class Conv(Layer, ConvStep):
                 standard = own, standardized(own, dim=-2)
             weight = standard[1].detach()
         code = None
-        if self.kernels and self.pool != "same":
+        if self.kernels:
             y, code = launching.conv_forward(self, x, weight, bias)
         else:
             y = self._convolve(x, weight, bias)
             if self.pool:
-                y, code = fuse(formulas.relu_pool)(y, same=self.pool == "same")
+                y, code = on.fuse(formulas.relu_pool)(y, same=self.pool == "same")
             elif self.relu:
                 y = y.relu()
         return y, (x, y if self.relu else None, code, weight, standard)
 
-    def backward(
-        self, params: Tensors, saved: Any, dy: Tensor, fuse: Fuse, *, first: bool
-    ) -> tuple[Sequence[Tensor | None], dict[str, Gradient]]:
+    def backward(self, on: Pass, saved: Any, dy: Tensor, *, first: bool) -> Gradients:
         """Through pooling and ReLU, then through the convolution."""
         x, y, code, weight, standard = saved
-        bias: Tensor | None = None
+        bias: Any = None
         if code is not None:
             dy = dy.view(code.shape)
-            bias = fuse(formulas.live_sum)(dy, code) if self.bias else None
+            bias = on.fuse(formulas.live_sum)(dy, code) if self.bias else None
         elif y is not None:
-            dy, bias = fuse(formulas.relu_backward)(dy, y)
+            dy, bias = on.fuse(formulas.relu_backward)(dy, y)
         elif self.bias:
             bias = dy.sum(dim=(1, 2, 3), dtype=formulas.wide(dy))
-        gradients: dict[str, Gradient] = {}
-        if self.bias and bias is not None:
-            gradients[f"{self.name}.bias"] = bias
-        gradient = self.weight_gradient(x, dy, code)
+        gradients: dict[str, Gradient] = {f"{self.name}.bias": bias} if self.bias else {}
+        dz = dy
+        if code is not None and not (self.kernels and first):
+            dz = on.fuse(formulas.unpool)(dy, code, self.sides)
+        if self.kernels:
+            compute = functools.partial(launching.conv_weight_gradient, self, x, dy, code)
+            gradients[self.weight_name] = Pending(compute, compute)
+            dx = None if first else launching.conv_input_gradient(self, x, dz, weight)
+        else:
+            dx, gradients[self.weight_name] = self._convolve_back(x, weight, dz, first=first)
         if standard:
             own, used = standard
-            (found,) = torch.autograd.grad(used, own, gradient.compute())
-            gradients[self.weight_name] = found
-        else:
-            gradients[self.weight_name] = gradient
-        if first:
-            return [None], gradients
-        if code is not None:
-            dy = fuse(formulas.unpool)(dy, code, self.sides)
-        return [self.input_gradient(x, weight, dy)], gradients
+            gradient = computed(gradients[self.weight_name])
+            (gradients[self.weight_name],) = torch.autograd.grad(used, own, gradient)
+        return [dx], gradients
 
     def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         flat = self.unpack(weight).flatten(0, 1).to(x.dtype)
@@ -259,30 +263,15 @@ class Conv(Layer, ConvStep):
         y = F.conv2d(_side_by_side(x), flat, shift, self.stride, self.padding, groups=len(x))
         return _apart(y, len(x))
 
-    def input_gradient(self, x: Tensor, weight: Tensor, dz: Tensor) -> Tensor:
-        """The gradient ``[J, B, H, W, I]`` of the input, from that of the convolution."""
-        if self.kernels:
-            return launching.conv_input_gradient(self, x, dz, weight)
-        jobs, batch = dz.shape[:2]
-        size = (batch, jobs * self.channels[0], *self.image)
-        flat, out = self.unpack(weight).flatten(0, 1).to(dz.dtype), _side_by_side(dz)
-        return _apart(conv2d_input(size, flat, out, self.stride, self.padding, 1, jobs), jobs)
-
-    def weight_gradient(self, x: Tensor, dy: Tensor, code: Tensor | None = None) -> Pending:
-        """The packed weight's gradient, from that of the convolution or of pooled cells."""
-        if self.kernels and self.pool != "same":
-            compute = functools.partial(launching.conv_weight_gradient, self, x, dy, code)
-            return Pending(compute, compute)
-
-        def compute_portably() -> Tensor:
-            dz = dy if code is None else formulas.unpool(dy, code, self.sides)
-            jobs, (ins, outs) = len(x), self.channels
-            size = (jobs * outs, ins, *self.taps)
-            images = _side_by_side(x), _side_by_side(dz)
-            found = conv2d_weight(images[0], size, images[1], self.stride, self.padding, 1, jobs)
-            return self.pack(found.unflatten(0, (jobs, outs)))
-
-        return Pending(compute_portably, lambda weight: weight.sub_(compute_portably()))
+    def _convolve_back(
+        self, x: Tensor, weight: Tensor, dz: Tensor, *, first: bool
+    ) -> tuple[Tensor | None, Tensor]:
+        jobs, flat = len(x), self.unpack(weight).flatten(0, 1).to(dz.dtype)
+        dx, dw, _ = torch.ops.aten.convolution_backward(
+            _side_by_side(dz), _side_by_side(x), flat, None, self.stride, self.padding, (1, 1),
+            False, (0, 0), jobs, (not first, True, False),
+        )  # fmt: skip
+        return None if first else _apart(dx, jobs), self.pack(dw.unflatten(0, (jobs, -1)))
 
 
 def _side_by_side(x: Tensor) -> Tensor:
@@ -303,62 +292,48 @@ class Norm(Layer, NormStep):
     Under batch normalisation every job is normalised by the statistics of its own batch. Running
     statistics lie among the tensors that the layer is given, and are updated there. A layer that
     keeps none normalises by the batch in evaluation too.
-
-    Attributes:
-        frozen: Normalise by the running statistics in training too, and leave them as they are.
     """
 
-    frozen: bool = False
-
-    def evaluate(self, params: Tensors, xs: Sequence[Tensor], live: Tensor) -> Tensor:
-        """By the running statistics, where there are any."""
-        return replace(self, frozen=True).forward(params, xs, unfused, live)[0]
-
-    def forward(
-        self, params: Tensors, xs: Sequence[Tensor], fuse: Fuse, live: Tensor
-    ) -> tuple[Tensor, Any]:
+    def forward(self, on: Pass, xs: Sequence[Tensor]) -> tuple[Tensor, Any]:
         """``[J, B, …, O]`` to the same, or to ``[J, B, H//2, W//2, O]``."""
         z, shape = _by_pixel(xs[0]), xs[0].shape
         residual = _by_pixel(xs[1]) if len(xs) > 1 else None
+        scale, shift = self._affine(on, z)
         if self.kernels:
-            scale, shift = self._affine(params, z)
             y, *slopes = launching.group_norm(self, z, scale, shift, residual)
-            return self._pooled(y.view(shape), fuse, (z, slopes, live, residual is not None))
-        running = [params[name] for name in self.statistics]
-        if running and self.frozen:
+            return self._pooled(on, y.view(shape), (z, slopes, residual is not None))
+        running = [on.params[name] for name in self.statistics]
+        if running and on.frozen:
             mean, variance = (one[:, None, None, None] for one in running)
             found = mean, variance, torch.ones_like(mean[..., :1])
         else:
-            found = fuse(formulas.moments)(z, live, self.groups)
-        if running and not self.frozen:
+            found = on.fuse(formulas.moments)(z, on.live, self.groups)
+        if running and not on.frozen:
             if z.shape[2] == 1:  # a single value has no variance: it counts by what is known
                 found = self._with_known(found, running)
-            moved = fuse(formulas.moved_statistics)(
-                *running, found, live & (found[2].flatten(1) > 1), self.momentum
+            moved = on.fuse(formulas.moved_statistics)(
+                *running, found, on.live & (found[2].flatten(1) > 1), self.momentum
             )
             for old, new in zip(running, moved, strict=True):
                 old.copy_(new)
-        scale, shift = self._affine(params, z)
-        y = fuse(formulas.normed)(
+        y = on.fuse(formulas.normed)(
             z, *found[:2], scale, shift, residual, self.eps,
             groups=self.groups, relu=self.relu and not self.pool,
         ).view(shape)  # fmt: skip
-        return self._pooled(y, fuse, (z, found, live, residual is not None))
+        return self._pooled(on, y, (z, found, residual is not None))
 
-    def _pooled(self, y: Tensor, fuse: Fuse, more: tuple[Any, ...]) -> tuple[Tensor, Any]:
+    def _pooled(self, on: Pass, y: Tensor, more: tuple[Any, ...]) -> tuple[Tensor, Any]:
         if not self.pool:
             return y, (_by_pixel(y), None, y.shape, more)
-        pooled, code = fuse(formulas.relu_pool)(y, same=self.pool == "same")
+        pooled, code = on.fuse(formulas.relu_pool)(y, same=self.pool == "same")
         return pooled, (None, code, y.shape, more)
 
-    def backward(
-        self, params: Tensors, saved: Any, dy: Tensor, fuse: Fuse, *, first: bool
-    ) -> tuple[Sequence[Tensor | None], dict[str, Gradient]]:
+    def backward(self, on: Pass, saved: Any, dy: Tensor, *, first: bool) -> Gradients:
         """Through pooling, ReLU and the sum, then through the normalisation."""
-        y, code, shape, (z, found, live, summed) = saved
+        y, code, shape, (z, found, summed) = saved
         if code is not None:
-            dy = fuse(formulas.unpool)(dy.view(code.shape), code, shape[2:4])
-        dy, (scale, _) = _by_pixel(dy.reshape(shape)), self._affine(params, z)
+            dy = on.fuse(formulas.unpool)(dy.view(code.shape), code, shape[2:4])
+        dy, (scale, _) = _by_pixel(dy.reshape(shape)), self._affine(on, z)
         if self.kernels:
             dy = dy.contiguous()
             dz, dscale, dshift, through = launching.group_norm_backward(
@@ -366,18 +341,18 @@ class Norm(Layer, NormStep):
             )
         else:
             kept = y if self.relu and not self.pool else None
-            dz, dscale, dshift, through = fuse(formulas.norm_backward)(
-                dy, kept, z, found, scale, live, self.eps, groups=self.groups,
-                frozen=self.frozen and bool(self.statistics),
+            dz, dscale, dshift, through = on.fuse(formulas.norm_backward)(
+                dy, kept, z, found, scale, on.live, self.eps, groups=self.groups,
+                frozen=on.frozen and bool(self.statistics),
             )  # fmt: skip
         gradients: dict[str, Gradient] = {}
         if self.bias:
             gradients = {self.weight_name: dscale, f"{self.name}.bias": dshift}
         return [dz.view(shape), *([through.view(shape)] if summed else [])], gradients
 
-    def _affine(self, params: Tensors, z: Tensor) -> tuple[Tensor, Tensor]:
+    def _affine(self, on: Pass, z: Tensor) -> tuple[Tensor, Tensor]:
         if self.bias:
-            return params[self.weight_name], params[f"{self.name}.bias"]
+            return on.params[self.weight_name], on.params[f"{self.name}.bias"]
         plain = torch.ones((len(z), z.shape[-1]), dtype=formulas.wide(z), device=z.device)
         return plain, torch.zeros_like(plain)
 
@@ -399,9 +374,7 @@ def _by_pixel(x: Tensor) -> Tensor:
 class Plain(Stacked, PlainStep):
     """Any function without parameters, on the samples of all jobs together."""
 
-    def forward(
-        self, params: Tensors, xs: Sequence[Any], fuse: Fuse, live: Tensor
-    ) -> tuple[Any, Any]:
+    def forward(self, on: Pass, xs: Sequence[Any]) -> tuple[Any, Any]:
         """Values that are not tensors pass as they are."""
         with torch.enable_grad():
             own = [
@@ -410,11 +383,9 @@ class Plain(Stacked, PlainStep):
             y = self.function(*own)
         if not isinstance(y, Tensor):
             return y, None
-        return _stacked(y.detach(), len(live)), (own, y)
+        return _stacked(y.detach(), len(on.live)), (own, y)
 
-    def backward(
-        self, params: Tensors, saved: Any, dy: Tensor, fuse: Fuse, *, first: bool
-    ) -> tuple[Sequence[Tensor | None], dict[str, Gradient]]:
+    def backward(self, on: Pass, saved: Any, dy: Tensor, *, first: bool) -> Gradients:
         """By automatic differentiation of this function alone."""
         own, y = saved
         tensors = [x for x in own if isinstance(x, Tensor)]
@@ -423,32 +394,22 @@ class Plain(Stacked, PlainStep):
         return [None if one is None else _stacked(one, len(dy)) for one in gradients], {}
 
 
-SEED, STEP = "dropout/seed", "dropout/step"
-"""What masks depend on, among a network's tensors while it is trained: per job, and of all."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Dropout(Stacked, DropoutStep):
     """Dropout by masks of each job's own."""
 
-    def evaluate(self, params: Tensors, xs: Sequence[Tensor], live: Tensor) -> Tensor:
-        """Nothing is dropped."""
-        return xs[0]
-
-    def forward(
-        self, params: Tensors, xs: Sequence[Tensor], fuse: Fuse, live: Tensor
-    ) -> tuple[Tensor, Any]:
-        """Masks are those of the module's own layout, channels first."""
+    def forward(self, on: Pass, xs: Sequence[Tensor]) -> tuple[Tensor, Any]:
+        """Masks are those of the module's own layout, channels first; none in evaluation."""
         (x,) = xs
+        if on.masks is None:
+            return x, None
         image = x.dim() == 5
         one = x[0].movedim(-1, 1) if image else x[0]
-        factors = dropout_factors(one, self.p, self.whole, params[SEED], params[STEP], self.place)
+        factors = dropout_factors(one, self.p, self.whole, *on.masks, self.place)
         factors = factors.movedim(2, -1) if image else factors
         return x * factors, factors
 
-    def backward(
-        self, params: Tensors, saved: Any, dy: Tensor, fuse: Fuse, *, first: bool
-    ) -> tuple[Sequence[Tensor | None], dict[str, Gradient]]:
+    def backward(self, on: Pass, saved: Any, dy: Tensor, *, first: bool) -> Gradients:
         """By the same masks."""
         return [dy * saved], {}
 

@@ -142,8 +142,7 @@ class Lockstep:
         self._form, self._kind, self._fuse = form, kind, form.fuse
         self._device = form.inputs.device
         graphs = self._device.type == "cuda"
-        frozen = kind.train.batch_norm == "frozen"
-        self._network = network = form.network.frozen() if frozen else form.network
+        self._network = network = form.network
         classes = form.workload.federation.num_classes
         # A compiler treats a dimension of 1 as a special case and would compile everything again.
         self.capacity = max(capacity, 2) if graphs else capacity
@@ -302,7 +301,8 @@ class Lockstep:
         )
         calibration = self._objectives.calibration(size)
         term = None if self._term is None else self._term.bound(x, live)
-        batch = StepBatch(x, targets, weight, calibration, term, self._seed[:size], self._count)
+        masks, frozen = (self._seed[:size], self._count), self._kind.train.batch_norm == "frozen"
+        batch = StepBatch(x, targets, weight, calibration, term, masks, frozen)
         flat = self._flat[:size]
         statistics = {name: rows[:size] for name, rows in self.statistics.items()}
         loss, gradients = self._gradients(flat, statistics, batch)

@@ -23,14 +23,13 @@ from fedproto.engines.stacking import formulas, launching
 from fedproto.engines.stacking.formulas import Compiled, Fuse, unfused
 from fedproto.engines.stacking.launching import MlpStep
 from fedproto.engines.stacking.layers import (
-    SEED,
-    STEP,
     Conv,
     Dense,
     Dropout,
     Gradient,
     Layer,
     Norm,
+    Pass,
     Plain,
     Stacked,
     product,
@@ -63,8 +62,8 @@ class StepBatch:
         weight: The samples' weights, ``[J, B]``; 0 for those that only fill up a batch.
         calibration: Factors and offsets of the logits in the loss, ``[J, C]`` each; or none.
         term: Of the strategy's batch term; None without one.
-        seed: The jobs' seeds for dropout, ``[J]``.
-        step: The number of the step.
+        masks: The jobs' seeds for dropout, ``[J]``, and the number of the step.
+        frozen: Whether batch-norm statistics are neither changed nor those of the batch.
     """
 
     x: Tensor
@@ -72,8 +71,8 @@ class StepBatch:
     weight: Tensor
     calibration: tuple[Tensor, ...]
     term: TermGradients | None
-    seed: Tensor
-    step: Tensor
+    masks: tuple[Tensor, Tensor]
+    frozen: bool
 
 
 class Network:
@@ -122,21 +121,14 @@ class Network:
         """Whether any step is a convolution by kernels, which take half precision."""
         return any(isinstance(layer, Conv) and layer.kernels for layer in self.layers)
 
-    def _alike(self, **changes: bool) -> Network:
-        """The same network, its layers with other settings where they have these."""
-        steps = []
-        for step in self.steps:
-            own: dict[str, Any] = {key: one for key, one in changes.items() if hasattr(step, key)}
-            steps.append(replace(step, **own))
-        kernels = self._one_kernel and changes.get("kernels", True)
-        return Network(steps, self._shapes, one_kernel=kernels)
-
     def portable(self) -> Network | None:
-        """The same network by PyTorch's own products."""
-        used = [layer.kernels for layer in self.layers]
-        if not any(used) and self.whole_step(1) is None:
+        """The same network by PyTorch's own products; None if it uses no others."""
+        if not any(layer.kernels for layer in self.layers) and self.whole_step(1) is None:
             return None
-        return self._alike(kernels=False)
+        plain = [
+            replace(one, kernels=False) if isinstance(one, Layer) else one for one in self.steps
+        ]
+        return Network(plain, self._shapes)
 
     def whole_step(self, batch: int) -> MlpStep | None:
         """For two dense layers and a head."""
@@ -147,10 +139,6 @@ class Network:
             return None
         step = MlpStep((dense[0], dense[1], dense[2]), batch)
         return step if step.usable else None
-
-    def frozen(self) -> Network:
-        """The same network with statistics that training neither uses nor changes."""
-        return self._alike(frozen=True)
 
     def can_move(self, augment: AugmentOptions) -> bool:
         """Moving and mirroring images, which lie channels last."""
@@ -184,14 +172,13 @@ class Network:
 
         Of the inputs ``[J, B, …]`` only the live ones exist.
         """
-        values = {0: x}
+        on, values = Pass(params, live), {0: x}
         for index, step in enumerate(self.steps[:-1]):
-            xs = [values[one] for one in step.inputs]
-            values[step.output] = step.evaluate(params, xs, live)
+            values[step.output], _ = step.forward(on, [values[one] for one in step.inputs])
             for one in self._done[index]:
                 del values[one]
         found = values[self.head.inputs[0]].to(params[self.head.weight_name].dtype)
-        return Outputs(self._in_module_order(found), self.head.evaluate(params, [found], live))
+        return Outputs(self._in_module_order(found), self.head.forward(on, [found])[0])
 
     def gradients(
         self, params: Tensors, batch: StepBatch, fuse: Fuse
@@ -201,12 +188,11 @@ class Network:
         The batch term is part of the gradients, not of the loss. `fuse` compiles the parts between
         the matrix products.
         """
-        live, saved = batch.weight > 0, []
-        params = {**params, SEED: batch.seed, STEP: batch.step}
+        on, saved = Pass(params, batch.weight > 0, fuse, batch.masks, batch.frozen), []
         values: dict[int, Any] = {0: batch.x}
         for index, step in enumerate(self.steps[:-1]):
             xs = [values[one] for one in step.inputs]
-            values[step.output], kept = step.forward(params, xs, fuse, live)
+            values[step.output], kept = step.forward(on, xs)
             saved.append(kept)
             for one in self._done[index]:
                 del values[one]
@@ -224,7 +210,7 @@ class Network:
             own, logits = self._in_module_order(features.to(x.dtype)), z + bias.unsqueeze(1)
             added, d_logits = batch.term(own, logits, batch.targets, batch.weight)
             dz, db = dz + d_logits, db + d_logits.sum(dim=1)
-        gradients: dict[str, Gradient] = {head.weight_name: product(dz.transpose(1, 2), x)}
+        gradients: dict[str, Gradient] = {head.weight_name: product(dz.transpose(1, 2), x, x.dtype)}
         if head.bias:
             gradients[f"{head.name}.bias"] = db
         d_features = torch.bmm(dz, weight)
@@ -236,7 +222,7 @@ class Network:
             if step.output not in slopes:
                 continue
             first = not self._moving & set(step.inputs)
-            dxs, found = step.backward(params, kept, slopes.pop(step.output), fuse, first=first)
+            dxs, found = step.backward(on, kept, slopes.pop(step.output), first=first)
             gradients |= found
             for one, dx in zip(step.inputs, dxs, strict=True):
                 if dx is not None and one in self._moving:
