@@ -23,8 +23,8 @@ from engine_cases import (
     sweep,
 )
 from fedproto import Centralized, FedAvg, FedProto, FedProx
+from fedproto.engines import stacked
 from fedproto.engines.augment import AugmentOptions
-from fedproto.engines.stacking import observations
 from fedproto.engines.stacking.layers import Pass, computed
 from fedproto.engines.stacking.lockstep import NONE, Lockstep, _sizes, stack_orders
 from fedproto.engines.stacking.network import Network, RowLayout
@@ -327,7 +327,7 @@ def test_a_stack_that_does_not_fit_is_split(monkeypatch):
         return train(self, packed, orders, *rest)
 
     monkeypatch.setattr(Lockstep, "train", watched)
-    monkeypatch.setattr(observations, "free_bytes", lambda _: 1_000_000)
+    monkeypatch.setattr(stacked, "free_bytes", lambda _: 1_000_000)
     found = sweep("stacked", MODELS["cnn"])
     assert max(sizes) > 1
     assert max(sizes) < 14 * 3

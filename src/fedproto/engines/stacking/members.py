@@ -22,7 +22,6 @@ from fedproto.engines.stacking.network import (
     TermGradients,
     stack_params,
 )
-from fedproto.engines.stacking.observations import lacks_statistics, received_statistics
 from fedproto.engines.training import TrainOptions, frozen_weights
 from fedproto.strategies.base import Strategy
 from fedproto.strategies.values import Batch, Local, Objective, Outputs
@@ -122,7 +121,7 @@ class Members:
         network, needs, strategy = self._network, job.method.needs, job.strategy
         if job.augment is not None and not network.can_move(job.augment):
             return "augmentation but for flips and padded crops of images"
-        if (needs.before or needs.after) and lacks_statistics(network, [job.state]):
+        if (needs.before or needs.after) and network.lacks_statistics([job.state]):
             return "statistics of features with local batch norm"
         if "batch_term" not in needs.hooks:
             return None
@@ -137,13 +136,12 @@ class Members:
 
     def _try_term(self, job: LocalJob) -> None:
         """Runs a strategy's batch term on two samples; raises where `torch.func` cannot."""
-        network = self._network
+        network, dtype = self._network, self._form.workload.options.torch_dtype()
         term = StackTerm(job.strategy, network)
         term.load([self.clients.local(job)], [job.state], capacity=1)
         x, targets = self._form.inputs[:2].unsqueeze(0), self._form.targets[:2].unsqueeze(0)
         live = torch.ones_like(targets, dtype=torch.bool)
-        packed = network.pack(stack_params([job.state.params]))
-        packed |= received_statistics(network, [job.state], next(iter(packed.values())))
+        packed = network.stacked([job.state], targets.device, dtype)
         outputs = network.outputs(packed, x, live)
         weight = live.to(outputs.logits.dtype) / 2
         term.bound(x, live)(outputs.features, outputs.logits, targets, weight)
@@ -242,9 +240,8 @@ class StackTerm:
         )
         for name in self._strategy.needs.frozen:
             pairs = zip(locals_, states, strict=True)
-            stacked = stack_params([frozen_weights(name, local, state) for local, state in pairs])
-            kept = {key: stacked.pop(key) for key in self._network.statistics if key in stacked}
-            given = {**self._network.pack(stacked), **kept}
+            own = [frozen_weights(name, local, state) for local, state in pairs]
+            given = self._network.pack(stack_params(own))
             changed |= _load(self._frozen.setdefault(name, {}), given, capacity)
         return changed
 

@@ -45,7 +45,7 @@ from fedproto.engines.tracing import (
 )
 from fedproto.models.base import declares_features, features_of
 from fedproto.strategies.values import Outputs
-from fedproto.types import Tensors
+from fedproto.types import ServerState, Tensors
 
 TermGradients: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Gradients of a strategy's batch term in features ``[J, B, D]`` and logits ``[J, B, C]``, of
@@ -166,6 +166,21 @@ class Network:
             name: tensor.clone() if tensor.data_ptr() == params[name].data_ptr() else tensor
             for name, tensor in own.items()
         }
+
+    def lacks_statistics(self, states: Sequence[ServerState]) -> bool:
+        """Whether any state leaves batch-norm statistics to be estimated from the data at hand."""
+        return any(name not in state.buffers for state in states for name in self.statistics)
+
+    def stacked(
+        self, states: Sequence[ServerState], device: torch.device, dtype: torch.dtype
+    ) -> dict[str, Tensor]:
+        """Packed weights and batch-norm statistics of some states; initial ones where none are."""
+        rows = stack_params([state.params for state in states])
+        for name, shape in self.statistics.items():
+            initial = torch.full(shape, float(name.endswith("running_var")))
+            own = [state.buffers.get(name, initial) for state in states]
+            rows[name] = torch.stack([one.to(device, dtype) for one in own])
+        return self.pack({name: one.to(device, dtype) for name, one in rows.items()})
 
     def outputs(self, params: Tensors, x: Tensor, live: Tensor) -> Outputs:
         """Features ``[J, B, D]``, in the module's order of channels, and logits ``[J, B, C]``.
