@@ -322,12 +322,7 @@ class Engine(abc.ABC):
     def evaluate_personal(self, jobs: Sequence[LocalJob]) -> list[dict[str, float]]:
         """The task's metrics of each client's own model on its own test part."""
         clients = self.workload.federation.clients
-        return [
-            self.evaluate([job.personal_model], clients[job.client].test)[0]
-            if len(clients[job.client].test)
-            else {}
-            for job in jobs
-        ]
+        return [self.evaluate([job.personal_model], clients[job.client].test)[0] for job in jobs]
 
     def judged(self, usable: Collection[int], refused: Mapping[int, str]) -> None:
         """Receives which updates of a round were used, over all its runs.

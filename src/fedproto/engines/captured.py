@@ -11,7 +11,6 @@ the reference engine; jobs that need more than the engine's capabilities are han
 
 from __future__ import annotations
 
-import functools
 from typing import TypeAlias
 
 import numpy as np
@@ -21,9 +20,9 @@ from torch import Tensor
 from fedproto.data.samples import TensorSamples, upload
 from fedproto.engines.augment import AugmentOptions
 from fedproto.engines.base import ENGINES, EVERYTHING, Capability, LocalJob, Workload
-from fedproto.engines.layers import freeze, take_over
+from fedproto.engines.layers import take_over
 from fedproto.engines.reference import ReferenceEngine
-from fedproto.engines.training import TrainOptions, take_step
+from fedproto.engines.training import TrainOptions
 from fedproto.rng import Indices
 from fedproto.strategies.values import Local, Objective
 
@@ -157,16 +156,13 @@ class _Kind:
     """
 
     def __init__(self, engine: CapturedEngine, job: LocalJob, objective: Objective) -> None:
-        self._engine, self._objective = engine, objective
-        self._train, self._augment = job.train.kind, job.augment
-        self._params = dict(engine._model.named_parameters())
-        self._received = {
-            name: tensor.detach().clone()
-            for name, tensor in (self._params if objective.proximal else {}).items()
-        }
+        self._engine, self._augment, train = engine, job.augment, job.train.kind
+        pulled = engine._model.named_parameters() if objective.proximal else ()
+        self._received = {name: one.detach().clone() for name, one in pulled}
         self._rate = torch.zeros((), device=engine._device)
         self.loss = torch.zeros((), device=engine._device)
-        self._optimizer = self._train.optimizer_for(engine._model, self._rate)
+        self._optimizer = train.optimizer_for(engine._model, self._rate)
+        self._step = engine._step_by(train, self._optimizer, objective, self._received)
         self._graphs: dict[Shape, torch.cuda.CUDAGraph | None] = {}
         self._refused = False
 
@@ -176,11 +172,8 @@ class _Kind:
 
     def begin(self, job: LocalJob) -> _Kind:
         """Makes ready for a job, whose weights the model holds already."""
-        model = self._engine._model.train()
-        if job.train.batch_norm == "frozen":
-            freeze(model)
+        self._engine._begin(job)
         self._rate.fill_(job.lr)
-        self._engine._masks.begin_job(job.seed)
         if remembered := _tensors(self._optimizer):
             torch._foreach_zero_(remembered)
         if self._received:
@@ -207,15 +200,7 @@ class _Kind:
 
     def _eager(self, key: Shape) -> None:
         inputs, targets = self._engine._order.next(key, self._augment)
-        self._engine._masks.begin_step()
-        compute = functools.partial(self._compute_gradient, inputs, targets)
-        loss = take_step(self._engine._model, self._train, self._optimizer, compute)
-        self.loss += loss * len(inputs)
-
-    def _compute_gradient(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        self._optimizer.zero_grad(set_to_none=True)
-        term = self._objective.closed_form(self._params, self._received)
-        return self._engine._backward(inputs, targets, self._objective, term)
+        self.loss += self._step(inputs, targets) * len(inputs)
 
     def _capture(self, key: Shape) -> torch.cuda.CUDAGraph:
         """Captures a step; weights, statistics and optimizer are left as they were."""

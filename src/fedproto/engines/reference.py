@@ -29,7 +29,7 @@ from fedproto.engines.layers import (
     tolerate_single_values,
 )
 from fedproto.engines.setting import ClientView, load_state, prefer_channels_last, read_state
-from fedproto.engines.training import BatchTerm, outputs_of, take_step
+from fedproto.engines.training import BatchTerm, TrainOptions, outputs_of, take_step
 from fedproto.errors import TrainingError
 from fedproto.models.base import features_of
 from fedproto.rng import Indices, seeded
@@ -165,27 +165,41 @@ class ReferenceEngine(Engine):
 
         How a step follows from the gradient, `fedproto.engines.training` says.
         """
-        model = self._model.train()
-        if job.train.batch_norm == "frozen":
-            freeze(model)
-        params = dict(model.named_parameters())
-        optimizer = job.train.optimizer_for(model, job.lr)
-        self._masks.begin_job(job.seed)
+        self._begin(job)
+        optimizer = job.train.optimizer_for(self._model, job.lr)
         term: BatchTerm | None = None
         if "batch_term" in job.method.needs.hooks:
             term = self._batch_term
             term.begin_job(job.strategy, local, job.state)
+        return self._step_by(job.train, optimizer, objective, job.state.params, term)
+
+    def _begin(self, job: LocalJob) -> None:
+        """Makes the model, which holds a job's weights, ready for its steps."""
+        self._model.train()
+        if job.train.batch_norm == "frozen":
+            freeze(self._model)
+        self._masks.begin_job(job.seed)
+
+    def _step_by(
+        self,
+        train: TrainOptions,
+        optimizer: torch.optim.Optimizer,
+        objective: Objective,
+        received: Tensors,
+        term: BatchTerm | None = None,
+    ) -> Step:
+        """The step of an optimizer, from the received weights."""
+        params = dict(self._model.named_parameters())
 
         def compute_gradient(inputs: Tensor, targets: Tensor) -> Tensor:
-            added = objective.closed_form(params, job.state.params)
+            added = objective.closed_form(params, received)
             optimizer.zero_grad(set_to_none=True)
             return self._backward(inputs, targets, objective, added, term)
 
         def step(inputs: Tensor, targets: Tensor) -> Tensor:
             self._masks.begin_step()
-            return take_step(
-                model, job.train, optimizer, functools.partial(compute_gradient, inputs, targets)
-            )
+            compute = functools.partial(compute_gradient, inputs, targets)
+            return take_step(self._model, train, optimizer, compute)
 
         return step
 
@@ -195,7 +209,7 @@ class ReferenceEngine(Engine):
         targets: Tensor,
         objective: Objective,
         added: Tensor | None,
-        term: BatchTerm | None = None,
+        term: BatchTerm | None,
     ) -> Tensor:
         """Computes the gradient of a batch's loss and the added terms; returns the loss alone."""
         self._masks.begin_pass()

@@ -97,7 +97,8 @@ class StackedEngine(Engine):
             part = rest[: self._limit]
             updates: list[ClientUpdate] = []
             try:
-                updates = self._train_part(kind, part)
+                lockstep = self._lockstep(kind, [member.job for member in part])
+                updates = self._train_stack(lockstep, part[: lockstep.capacity])
             except (RuntimeError, ValueError, IndexError) as error:
                 if not _ran_out_of_memory(error):
                     raise TrainingError(
@@ -109,11 +110,6 @@ class StackedEngine(Engine):
                 self._halve(len(part))
             rest = rest[len(updates) :]
             yield from updates
-
-    def _train_part(self, kind: StackKind, members: Sequence[Member]) -> list[ClientUpdate]:
-        """Trains as many of the jobs as fit, at least one."""
-        lockstep = self._lockstep(kind, [member.job for member in members])
-        return self._train_stack(lockstep, members[: lockstep.capacity])
 
     def _halve(self, jobs: int) -> None:
         if jobs <= 1:
