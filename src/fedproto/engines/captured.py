@@ -45,8 +45,8 @@ class CapturedEngine(ReferenceEngine):
         Capability.TRAINABLE,
     }
 
-    def __init__(self, workload: Workload, *, channels_last: bool = False) -> None:
-        super().__init__(workload, channels_last=channels_last)
+    def __init__(self, workload: Workload) -> None:
+        super().__init__(workload)
         take_over(self._model)
         self._kinds: dict[tuple[TrainOptions, float, AugmentOptions | None], _Kind] = {}
         self._pool = None if self._device.type != "cuda" else torch.cuda.graph_pool_handle()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -315,7 +316,7 @@ class ManualTrainer(ReferenceEngine):
     """
 
     def __init__(self, workload: Workload) -> None:
-        super().__init__(workload, channels_last=True)
+        super().__init__(replace(workload, options=replace(workload.options, channels_last=True)))
         self._manual = manual_network(
             self._model, workload.federation.input_shape, workload.options.torch_dtype()
         )

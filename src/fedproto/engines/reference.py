@@ -45,12 +45,12 @@ Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 class ReferenceEngine(Engine):
     """Trains with a plain loop over batches, on CPU or CUDA."""
 
-    def __init__(self, workload: Workload, *, channels_last: bool = False) -> None:
+    def __init__(self, workload: Workload) -> None:
         super().__init__(workload)
         self._device = workload.options.torch_device()
         dtype = workload.options.torch_dtype()
         self._model = copy.deepcopy(workload.model).to(self._device, dtype)
-        if channels_last or workload.options.channels_last:
+        if workload.options.channels_last:
             prefer_channels_last(self._model, workload.federation)
         tolerate_single_values(self._model)
         self._masks = Masks(self._model, self._device)

@@ -109,16 +109,15 @@ def _cut(kernel: str, step: ConvStep, x: Tensor) -> tuple[Cut, bool]:
 
 def suits(step: Step) -> bool:
     """Whether the kernels can compute a step, and gain by it."""
-    if kernels is None:
-        return False
+    gains = False
     if isinstance(step, ConvStep):
-        return step.stride[0] == step.stride[1] and step.pool != "same"
-    if isinstance(step, NormStep):
-        return step.groups > 0 and step.bias
-    if isinstance(step, DenseStep):
+        gains = step.stride[0] == step.stride[1] and step.pool != "same"
+    elif isinstance(step, NormStep):
+        gains = step.groups > 0 and step.bias
+    elif isinstance(step, DenseStep):
         # Others are so small that PyTorch's products are as fast.
-        return step.image is not None and step.units_in >= 512 and step.units >= 64
-    return False
+        gains = step.image is not None and step.units_in >= 512 and step.units >= 64
+    return kernels is not None and gains
 
 
 def conv_forward(
