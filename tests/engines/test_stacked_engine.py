@@ -322,9 +322,9 @@ def test_a_stack_that_does_not_fit_is_split(monkeypatch):
     sizes: list[int] = []
     train = Lockstep.train
 
-    def watched(self, packed, orders, *rest):
-        sizes.append(len(orders.steps))
-        return train(self, packed, orders, *rest)
+    def watched(self, packed, members):
+        sizes.append(len(members))
+        return train(self, packed, members)
 
     monkeypatch.setattr(Lockstep, "train", watched)
     monkeypatch.setattr(stacked, "free_bytes", lambda _: 1_000_000)
@@ -340,8 +340,8 @@ def test_running_out_of_memory_halves_the_stack_and_goes_on(monkeypatch, hidden)
     truth = sweep("stacked", MODELS["mlp"])
     train = Lockstep.train
 
-    def cramped(self, packed, orders, *rest):
-        if len(orders.steps) > 6:
+    def cramped(self, packed, members):
+        if len(members) > 6:
             # As on a device: some of the work is done when the memory runs out.
             self.params["classifier.bias"].add_(1)
             try:
@@ -349,7 +349,7 @@ def test_running_out_of_memory_halves_the_stack_and_goes_on(monkeypatch, hidden)
             finally:
                 if hidden:
                     raise RuntimeError("capturing failed")
-        return train(self, packed, orders, *rest)
+        return train(self, packed, members)
 
     monkeypatch.setattr(Lockstep, "train", cramped)
     found = sweep("stacked", MODELS["mlp"])

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedproto.engines.base import ENGINES, EVERYTHING, Capability, Engine, LocalJob, Workload
-from fedproto.engines.stacking.lockstep import Lockstep, optimizer_slots, stack_orders
+from fedproto.engines.stacking.lockstep import Lockstep, optimizer_slots
 from fedproto.engines.stacking.members import Member, Members, StackKind
 from fedproto.engines.stacking.network import StackedForm, stacked_form
 from fedproto.errors import TrainingError
@@ -150,7 +150,6 @@ class StackedEngine(Engine):
     def _train_stack(self, lockstep: Lockstep, members: Sequence[Member]) -> list[ClientUpdate]:
         jobs = [member.job for member in members]
         packed = self._rows([job.state for job in jobs])
-        orders = stack_orders(jobs, self.workload.federation)
         averages = {id(job.broadcast): job.observed for job in jobs}  # of a run, where it sends one
         observed = [
             averages[id(job.broadcast)] if job.method.serve.sends_average else job.state
@@ -163,8 +162,7 @@ class StackedEngine(Engine):
             [job.method.needs.before for job in jobs],
         )
         del observed, averages
-        rate = torch.tensor([job.lr for job in jobs], dtype=self._dtype)
-        loss = lockstep.train(packed, orders, members, rate)
+        loss, samples = lockstep.train(packed, members)
         del packed
         trained = {name: tensor[: len(jobs)] for name, tensor in lockstep.params.items()}
         statistics = {name: tensor[: len(jobs)] for name, tensor in lockstep.statistics.items()}
@@ -172,7 +170,7 @@ class StackedEngine(Engine):
             {**trained, **statistics}, jobs, [job.method.needs.after for job in jobs]
         )
         own = self._network.unpack(trained)
-        losses = zip(loss.tolist(), orders.last_samples.tolist(), strict=True)
+        losses = zip(loss.tolist(), samples.tolist(), strict=True)
         return [
             self._members.clients.update(
                 member.job,
@@ -180,9 +178,9 @@ class StackedEngine(Engine):
                 {name: tensor[index] for name, tensor in own.items()},
                 returned_buffers(member.job, statistics, index),
                 (before.get(index), after.get(index)),
-                (total, samples),
+                sums,
             )
-            for index, (member, (total, samples)) in enumerate(zip(members, losses, strict=True))
+            for index, (member, sums) in enumerate(zip(members, losses, strict=True))
         ]
 
     def _rows(self, states: Sequence[ServerState]) -> dict[str, Tensor]:

@@ -174,21 +174,19 @@ class Lockstep:
         self._pool = torch.cuda.graph_pool_handle() if graphs else None
         self._checked = False
 
-    def train(
-        self, packed: Tensors, orders: StackOrders, members: Sequence[Member], rate: Tensor
-    ) -> Tensor:
+    def train(self, packed: Tensors, members: Sequence[Member]) -> tuple[Tensor, Indices]:
         """Trains a stack; the results are the leading part of `params` and `statistics`.
 
         Args:
             packed: The received weights per job, ``[J, …]``, jobs with more steps first.
-            orders: The jobs' samples.
             members: The jobs.
-            rate: Learning rate per job, ``[J]``.
 
         Returns:
-            The summed loss over each job's last epoch, ``[J]``.
+            The summed loss over each job's last epoch, ``[J]``, and its number of samples.
         """
-        self._load(packed, orders, members, rate)
+        jobs = [member.job for member in members]
+        orders = stack_orders(jobs, self._form.workload.federation)
+        self._load(packed, orders, members)
         longest, waiting, done = int(orders.steps[0]), -orders.steps, 0
         while done < longest:
             active = int(np.searchsorted(waiting, -done, side="left"))
@@ -197,16 +195,15 @@ class Lockstep:
                 done += 1
             else:
                 done += self._replay(active, self._graphs)
-        return self._loss[: len(members)].clone()
+        return self._loss[: len(members)].clone(), orders.last_samples
 
-    def _load(
-        self, packed: Tensors, orders: StackOrders, members: Sequence[Member], rate: Tensor
-    ) -> None:
+    def _load(self, packed: Tensors, orders: StackOrders, members: Sequence[Member]) -> None:
         for name, tensor in packed.items():
             (self.params | self.statistics)[name][: len(members)].copy_(tensor)
         self._objectives.load(self._flat, [member.objective for member in members])
         for tensor in (*self._slots, self._rate, self._integers, self._loss, self._count):
             tensor.zero_()
+        rate = torch.tensor([member.job.lr for member in members], dtype=self._rate.dtype)
         self._rate[: len(members)].copy_(rate)
         seeds = [member.job.seed for member in members]
         integers = np.stack((orders.start, orders.steps, orders.last_epoch, seeds))
