@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -215,7 +215,6 @@ class BatchTerm:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._copies: dict[str, nn.Module] = {}
-        self._frozen: Mapping[str, nn.Module] = {}
 
     def begin_job(self, strategy: Strategy, local: Local, received: ServerState) -> None:
         """Loads the frozen models of a job."""
@@ -226,12 +225,12 @@ class BatchTerm:
                 self._copies[name] = copied.requires_grad_(False).eval()
             tensors = frozen_weights(name, local, received)
             self._copies[name].load_state_dict(dict(tensors), strict=False)
-        self._frozen = {name: self._copies[name] for name in strategy.needs.frozen}
 
     def __call__(self, x: Tensor, outputs: Outputs, targets: Tensor) -> Tensor | None:
         """The term of a batch, under the model in training."""
         with torch.no_grad():
-            frozen = {name: outputs_of(model, x) for name, model in self._frozen.items()}
+            names = self._strategy.needs.frozen
+            frozen = {name: outputs_of(self._copies[name], x) for name in names}
         weight = outputs.logits.new_full((len(x),), 1 / len(x))
         batch = Batch(outputs.features, outputs.logits, targets, weight, frozen)
         return self._strategy.batch_term(self._local, batch)

@@ -425,3 +425,17 @@ def _stacked(x: Tensor, jobs: int) -> Tensor:
     moved: Tensor = x.permute(0, 2, 3, 1) if x.dim() == 4 else x
     split: Tensor = moved.unflatten(0, (jobs, -1))
     return split.contiguous()
+
+
+def stacked_step(step: Step, *, kernels: bool) -> Stacked:
+    """The stacked form of a traced step, by kernels if asked for and wherever shapes suit them."""
+    kinds: dict[type[Step], Any] = {
+        DenseStep: Dense,
+        ConvStep: Conv,
+        NormStep: Norm,
+        DropoutStep: Dropout,
+        PlainStep: Plain,
+    }
+    more = {"kernels": kernels and launching.suits(step)} if isinstance(step, LayerStep) else {}
+    made: Stacked = kinds[type(step)](**vars(step), **more)
+    return made

@@ -19,30 +19,21 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedproto.data.samples import resident
 from fedproto.engines.augment import AugmentOptions
 from fedproto.engines.base import Workload
-from fedproto.engines.stacking import formulas, launching
+from fedproto.engines.stacking import formulas
 from fedproto.engines.stacking.formulas import Compiled, Fuse, unfused
 from fedproto.engines.stacking.launching import MlpStep
 from fedproto.engines.stacking.layers import (
     Conv,
     Dense,
-    Dropout,
     Gradient,
     Layer,
     Norm,
     Pass,
-    Plain,
     Stacked,
     product,
+    stacked_step,
 )
-from fedproto.engines.tracing import (
-    ConvStep,
-    DenseStep,
-    DropoutStep,
-    LayerStep,
-    NormStep,
-    PlainStep,
-    trace,
-)
+from fedproto.engines.tracing import trace
 from fedproto.models.base import declares_features, features_of
 from fedproto.strategies.values import Outputs
 from fedproto.types import ServerState, Tensors
@@ -187,13 +178,22 @@ class Network:
 
         Of the inputs ``[J, B, …]`` only the live ones exist.
         """
-        on, values = Pass(params, live), {0: x}
-        for index, step in enumerate(self.steps[:-1]):
-            values[step.output], _ = step.forward(on, [values[one] for one in step.inputs])
-            for one in self._done[index]:
-                del values[one]
-        found = values[self.head.inputs[0]].to(params[self.head.weight_name].dtype)
+        on = Pass(params, live)
+        found = self._features(on, x, None).to(params[self.head.weight_name].dtype)
         return Outputs(self._in_module_order(found), self.head.forward(on, [found])[0])
+
+    def _features(self, on: Pass, x: Tensor, saved: list[Any] | None) -> Tensor:
+        """The input of the last layer; what the other steps need backward goes to a list."""
+        values: dict[int, Any] = {0: x}
+        for step, done in zip(self.steps[:-1], self._done[:-1], strict=True):
+            xs = [values[one] for one in step.inputs]
+            values[step.output], kept = step.forward(on, xs)
+            if saved is not None:
+                saved.append(kept)
+            for one in done:
+                del values[one]
+        features: Tensor = values[self.head.inputs[0]]
+        return features
 
     def gradients(
         self, params: Tensors, batch: StepBatch, fuse: Fuse
@@ -203,15 +203,9 @@ class Network:
         The batch term is part of the gradients, not of the loss. `fuse` compiles the parts between
         the matrix products.
         """
-        on, saved = Pass(params, batch.weight > 0, fuse, batch.masks, batch.frozen), []
-        values: dict[int, Any] = {0: batch.x}
-        for index, step in enumerate(self.steps[:-1]):
-            xs = [values[one] for one in step.inputs]
-            values[step.output], kept = step.forward(on, xs)
-            saved.append(kept)
-            for one in self._done[index]:
-                del values[one]
-        features, head = values.pop(self.head.inputs[0]), self.head
+        on = Pass(params, batch.weight > 0, fuse, batch.masks, batch.frozen)
+        saved, head = list[Any](), self.head
+        features = self._features(on, batch.x, saved)
         # The last layer is small, and its logits decide: in full precision.
         weight = params[head.weight_name]
         x = features.flatten(2).to(weight.dtype)
@@ -270,18 +264,7 @@ def stacked_network(model: nn.Module, inputs: Tensor, *, kernels: bool = False) 
     found = trace(model, inputs)
     if found is None:
         return None
-    kinds = {
-        DenseStep: Dense,
-        ConvStep: Conv,
-        NormStep: Norm,
-        DropoutStep: Dropout,
-        PlainStep: Plain,
-    }
-    steps: list[Stacked] = []
-    for step in found.steps:
-        suits = kernels and launching.suits(step)
-        more = {"kernels": suits} if isinstance(step, LayerStep) else {}
-        steps.append(kinds[type(step)](**vars(step), **more))
+    steps = [stacked_step(step, kernels=kernels) for step in found.steps]
     return Network(steps, found.shapes, one_kernel=kernels)
 
 
