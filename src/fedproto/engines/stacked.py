@@ -15,11 +15,13 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedproto.engines.base import ENGINES, EVERYTHING, Capability, Engine, LocalJob, Workload
+from fedproto.engines.setting import ClientView
 from fedproto.engines.stacking.lockstep import Lockstep, optimizer_slots
-from fedproto.engines.stacking.members import Member, Members, StackKind
+from fedproto.engines.stacking.members import Member, StackKind, StackTerm
 from fedproto.engines.stacking.network import StackedForm, stacked_form
 from fedproto.errors import TrainingError
 from fedproto.rng import Indices
+from fedproto.strategies.base import Strategy
 from fedproto.strategies.values import Observation, Statistic
 from fedproto.types import ClientFailure, ClientUpdate, ServerState, Tensors
 
@@ -49,7 +51,11 @@ class StackedEngine(Engine):
         self._obstacle = form if isinstance(form, str) else None
         if not isinstance(form, str):
             self._form, self._network = form, form.network
-            self._members, self._observer = Members(form), Observer(form)
+            self._observer, targets = Observer(form), form.targets
+            self._clients = ClientView(
+                workload, self._device, lambda own: [targets[torch.from_numpy(own)]]
+            )
+            self._failing_terms: dict[Strategy, str | None] = {}
 
     @property
     def stacks(self) -> bool:
@@ -57,15 +63,43 @@ class StackedEngine(Engine):
         return self._obstacle is None
 
     def obstacle(self, job: LocalJob) -> str | None:
-        """Why the model or the job's strategy cannot be stacked."""
-        return self._obstacle or self._members.obstacle(job)
+        """Why the model or the job cannot be stacked; a batch term is tried once."""
+        if self._obstacle is not None:
+            return self._obstacle
+        network, needs, strategy = self._network, job.method.needs, job.strategy
+        if job.augment is not None and not network.can_move(job.augment):
+            return "augmentation but for flips and padded crops of images"
+        if (needs.before or needs.after) and network.lacks_statistics([job.state]):
+            return "statistics of features with local batch norm"
+        if "batch_term" not in needs.hooks:
+            return None
+        if strategy not in self._failing_terms:
+            self._failing_terms[strategy] = None
+            try:
+                self._try_term(job)
+            except Exception as error:  # noqa: BLE001 - a user's code can fail in any way
+                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+                self._failing_terms[strategy] = (
+                    f"{type(strategy).__name__} is not stacked: {reason}"
+                )
+        return self._failing_terms[strategy]
+
+    def _try_term(self, job: LocalJob) -> None:
+        """Runs a strategy's batch term on two samples; raises where `torch.func` cannot."""
+        network, term = self._network, StackTerm(job.strategy, self._network)
+        term.load([self._clients.local(job)], [job.state], capacity=1)
+        x, targets = self._form.inputs[:2].unsqueeze(0), self._form.targets[:2].unsqueeze(0)
+        live = torch.ones_like(targets, dtype=torch.bool)
+        outputs = network.outputs(self._packed([job.state]), x, live)
+        weight = live.to(outputs.logits.dtype) / 2
+        term.bound(x, live)(outputs.features, outputs.logits, targets, weight)
 
     def train_natively(self, jobs: Sequence[LocalJob]) -> list[ClientUpdate | ClientFailure]:
         """Runs the jobs of a kind together, split where they do not fit."""
         jobs = [job.personalised() for job in jobs]
         results: dict[int, ClientUpdate | ClientFailure] = {}
         with self.workload.options.precision():
-            for group in self._members.alike(jobs):
+            for group in self._alike(jobs):
                 order = sorted(group, key=lambda index: -jobs[index].batches.steps)
                 members = [group[index] for index in order]
                 for index, update in zip(order, self._train_alike(members), strict=True):
@@ -89,6 +123,21 @@ class StackedEngine(Engine):
         super().close()
         self._stacks.clear()
 
+    def _alike(self, jobs: Sequence[LocalJob]) -> list[dict[int, Member]]:
+        """The members that can be trained in one stack, by the positions of their jobs.
+
+        Where a step can be one kernel, jobs with an objective that it lacks get a stack of their
+        own, so that all others keep it.
+        """
+        groups: dict[tuple[StackKind, bool], dict[int, Member]] = {}
+        for index, job in enumerate(jobs):
+            local = self._clients.local(job)
+            member, kind = Member(job, local, job.strategy.objective(local)), StackKind.of(job, [])
+            whole = self._network.whole_step(kind.train.batch_size) is not None
+            apart = whole and not StackKind.of(job, [member.objective]).whole
+            groups.setdefault((kind, apart), {})[index] = member
+        return list(groups.values())
+
     def _train_alike(self, members: list[Member]) -> Iterator[ClientUpdate]:
         """Trains in as many parts as fit into memory one after another."""
         kind = StackKind.of(members[0].job, [member.objective for member in members])
@@ -97,8 +146,7 @@ class StackedEngine(Engine):
             part = rest[: self._limit]
             updates: list[ClientUpdate] = []
             try:
-                lockstep = self._lockstep(kind, [member.job for member in part])
-                updates = self._train_stack(lockstep, part[: lockstep.capacity])
+                updates = self._train_stack(self._lockstep(kind, part), part)
             except (RuntimeError, ValueError, IndexError) as error:
                 if not _ran_out_of_memory(error):
                     raise TrainingError(
@@ -125,15 +173,16 @@ class StackedEngine(Engine):
             f"out of memory: {self._limit} clients are trained at once from now"
         )
 
-    def _lockstep(self, kind: StackKind, jobs: Sequence[LocalJob]) -> Lockstep:
+    def _lockstep(self, kind: StackKind, members: Sequence[Member]) -> Lockstep:
         """Buffers for these jobs, or for as many of them as fit."""
         known = self._stacks.get(kind)
-        if known is not None and known.capacity >= len(jobs):
+        if known is not None and known.capacity >= len(members):
             return known
         self._stacks.pop(kind, None)
         del known
-        example = {name: tensor[0] for name, tensor in self._packed([jobs[0].state]).items()}
-        capacity = min(len(jobs), self._jobs_that_fit(kind, example))
+        packed = self._packed([members[0].job.state])
+        example = {name: tensor[0] for name, tensor in packed.items()}
+        capacity = min(len(members), self._jobs_that_fit(kind, example))
         self._stacks[kind] = Lockstep(self._form, kind, capacity, example)
         return self._stacks[kind]
 
@@ -148,6 +197,8 @@ class StackedEngine(Engine):
 
     @torch.no_grad()
     def _train_stack(self, lockstep: Lockstep, members: Sequence[Member]) -> list[ClientUpdate]:
+        """Trains as many of the jobs as there is room for."""
+        members = members[: lockstep.capacity]
         jobs = [member.job for member in members]
         packed = self._rows([job.state for job in jobs])
         averages = {id(job.broadcast): job.observed for job in jobs}  # of a run, where it sends one
@@ -172,7 +223,7 @@ class StackedEngine(Engine):
         own = self._network.unpack(trained)
         losses = zip(loss.tolist(), samples.tolist(), strict=True)
         return [
-            self._members.clients.update(
+            self._clients.update(
                 member.job,
                 member.local,
                 {name: tensor[index] for name, tensor in own.items()},

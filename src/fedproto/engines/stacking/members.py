@@ -1,4 +1,4 @@
-"""Which jobs can be trained in one stack, and the terms that strategies add to their loss.
+"""What jobs of one stack have in common, and the terms that strategies add to their loss.
 
 Shapes: J jobs, B samples of a batch, C classes, D feature channels.
 """
@@ -14,11 +14,9 @@ from torch.func import grad, vmap
 
 from fedproto.engines.augment import AugmentOptions
 from fedproto.engines.base import LocalJob
-from fedproto.engines.setting import ClientView
 from fedproto.engines.stacking.network import (
     Network,
     RowLayout,
-    StackedForm,
     TermGradients,
     stack_params,
 )
@@ -83,68 +81,6 @@ class StackKind:
     def whole(self) -> bool:
         """Whether a step can be one kernel: plain descent with at most a proximal term."""
         return self.in_place and not (self.linear or self.calibrated or self.augment)
-
-
-class Members:
-    """Sorts jobs into stacks.
-
-    Attributes:
-        clients: The clients as strategies see them.
-    """
-
-    def __init__(self, form: StackedForm) -> None:
-        self._form, self._network = form, form.network
-        self._obstacles: dict[Strategy, str | None] = {}
-        self.clients = ClientView(
-            form.workload,
-            form.targets.device,
-            lambda indices: [form.targets[torch.from_numpy(indices)]],
-        )
-
-    def alike(self, jobs: Sequence[LocalJob]) -> list[dict[int, Member]]:
-        """The members that can be trained in one stack, by the positions of their jobs.
-
-        Where a step can be one kernel, jobs with an objective that it lacks get a stack of their
-        own, so that all others keep it.
-        """
-        groups: dict[tuple[StackKind, bool], dict[int, Member]] = {}
-        for index, job in enumerate(jobs):
-            local = self.clients.local(job)
-            member, kind = Member(job, local, job.strategy.objective(local)), StackKind.of(job, [])
-            whole = self._network.whole_step(kind.train.batch_size) is not None
-            apart = whole and not StackKind.of(job, [member.objective]).whole
-            groups.setdefault((kind, apart), {})[index] = member
-        return list(groups.values())
-
-    def obstacle(self, job: LocalJob) -> str | None:
-        """Why a job cannot be trained in a stack; found by trying its batch term once."""
-        network, needs, strategy = self._network, job.method.needs, job.strategy
-        if job.augment is not None and not network.can_move(job.augment):
-            return "augmentation but for flips and padded crops of images"
-        if (needs.before or needs.after) and network.lacks_statistics([job.state]):
-            return "statistics of features with local batch norm"
-        if "batch_term" not in needs.hooks:
-            return None
-        if strategy not in self._obstacles:
-            self._obstacles[strategy] = None
-            try:
-                self._try_term(job)
-            except Exception as error:  # noqa: BLE001 - a user's code can fail in any way
-                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-                self._obstacles[strategy] = f"{type(strategy).__name__} is not stacked: {reason}"
-        return self._obstacles[strategy]
-
-    def _try_term(self, job: LocalJob) -> None:
-        """Runs a strategy's batch term on two samples; raises where `torch.func` cannot."""
-        network, dtype = self._network, self._form.workload.options.torch_dtype()
-        term = StackTerm(job.strategy, network)
-        term.load([self.clients.local(job)], [job.state], capacity=1)
-        x, targets = self._form.inputs[:2].unsqueeze(0), self._form.targets[:2].unsqueeze(0)
-        live = torch.ones_like(targets, dtype=torch.bool)
-        packed = network.stacked([job.state], targets.device, dtype)
-        outputs = network.outputs(packed, x, live)
-        weight = live.to(outputs.logits.dtype) / 2
-        term.bound(x, live)(outputs.features, outputs.logits, targets, weight)
 
 
 class StackObjectives:
