@@ -20,7 +20,7 @@ from fedproto.data.tasks import Task
 from fedproto.engines.augment import AugmentOptions
 from fedproto.engines.layers import draws_by_generator
 from fedproto.engines.training import TrainOptions
-from fedproto.errors import ConfigError, unknown_name
+from fedproto.errors import ConfigError, reason_of, unknown_name
 from fedproto.options import Options, Registry, option
 from fedproto.rng import Indices
 from fedproto.rng.schedule import BatchOrder
@@ -383,5 +383,6 @@ def _check_device(device: torch.device) -> None:
         float(torch.ones(1, device=device).sum())
     # Every kind of device has its own way of saying that it is not there.
     except Exception as error:  # noqa: BLE001
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"engine.device '{device}' cannot be used here: {reason}") from None
+        raise ConfigError(
+            f"engine.device '{device}' cannot be used here: {reason_of(error)}"
+        ) from None

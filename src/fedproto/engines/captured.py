@@ -23,6 +23,7 @@ from fedproto.engines.base import ENGINES, EVERYTHING, Capability, LocalJob, Wor
 from fedproto.engines.layers import take_over
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.training import TrainOptions
+from fedproto.errors import reason_of
 from fedproto.rng import Indices
 from fedproto.strategies.values import Local, Objective
 
@@ -191,7 +192,7 @@ class _Kind:
             except RuntimeError as error:
                 self._refused = True
                 self._engine.workload.callback.on_notice(
-                    f"steps are not captured in a CUDA graph: {str(error).splitlines()[0]}"
+                    f"steps are not captured in a CUDA graph: {reason_of(error)}"
                 )
         if graph is None:
             self._eager(key)

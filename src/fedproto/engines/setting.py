@@ -19,7 +19,7 @@ from fedproto.data.tasks import Task
 from fedproto.engines.base import LocalJob, Workload
 from fedproto.engines.layers import evaluating, statistics_names
 from fedproto.equations import class_sums
-from fedproto.errors import DataError, TrainingError
+from fedproto.errors import DataError, TrainingError, reason_of
 from fedproto.models.adapter import adapted, class_rows, scores_features
 from fedproto.models.base import declares_features, features_of
 from fedproto.rng import Indices, seeded
@@ -191,10 +191,10 @@ def _check_logits(model: nn.Module, x: Tensor, num_classes: int, *, one_label: b
         with seeded(0):
             logits = model(x)
     except Exception as error:  # noqa: BLE001 - a user's code can fail in any way
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         size = ", ".join(map(str, shape))
         raise TrainingError(
-            f"{kind} does not accept the data's inputs, a batch of shape [B, {size}]: {reason}"
+            f"{kind} does not accept the data's inputs, a batch of shape [B, {size}]:"
+            f" {reason_of(error)}"
         ) from None
     if not isinstance(logits, Tensor):
         raise TrainingError(

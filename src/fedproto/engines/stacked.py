@@ -19,7 +19,7 @@ from fedproto.engines.setting import ClientView
 from fedproto.engines.stacking.lockstep import Lockstep, optimizer_slots
 from fedproto.engines.stacking.members import Member, StackKind, StackTerm
 from fedproto.engines.stacking.network import StackedForm, stacked_form
-from fedproto.errors import TrainingError
+from fedproto.errors import TrainingError, reason_of
 from fedproto.rng import Indices
 from fedproto.strategies.base import Strategy
 from fedproto.strategies.values import Observation, Statistic
@@ -78,10 +78,8 @@ class StackedEngine(Engine):
             try:
                 self._try_term(job)
             except Exception as error:  # noqa: BLE001 - a user's code can fail in any way
-                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-                self._failing_terms[strategy] = (
-                    f"{type(strategy).__name__} is not stacked: {reason}"
-                )
+                name = type(strategy).__name__
+                self._failing_terms[strategy] = f"{name} is not stacked: {reason_of(error)}"
         return self._failing_terms[strategy]
 
     def _try_term(self, job: LocalJob) -> None:

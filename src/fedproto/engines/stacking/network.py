@@ -34,6 +34,7 @@ from fedproto.engines.stacking.layers import (
     stacked_step,
 )
 from fedproto.engines.tracing import trace
+from fedproto.errors import reason_of
 from fedproto.models.base import declares_features, features_of
 from fedproto.strategies.values import Outputs
 from fedproto.types import ServerState, Tensors
@@ -357,7 +358,7 @@ def stacked_form(workload: Workload) -> StackedForm | str:
     try:
         difference = _difference(exact, few, network.portable() or network)
     except (RuntimeError, ValueError, TypeError) as error:
-        difference = str(error).splitlines()[0]
+        difference = reason_of(error)
     if difference is not None:
         return f"{type(model).__name__}: {difference}"
     inputs = network.lay_out(samples.inputs)
