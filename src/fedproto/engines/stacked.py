@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.nn.utils.rnn import pad_sequence
 
 from fedproto.engines.base import ENGINES, EVERYTHING, Capability, Engine, LocalJob, Workload
 from fedproto.engines.setting import ClientView
@@ -199,18 +199,14 @@ class StackedEngine(Engine):
         members = members[: lockstep.capacity]
         jobs = [member.job for member in members]
         packed = self._rows([job.state for job in jobs])
-        averages = {id(job.broadcast): job.observed for job in jobs}  # of a run, where it sends one
-        observed = [
-            averages[id(job.broadcast)] if job.method.serve.sends_average else job.state
-            for job in jobs
-        ]
+        observed = [job.observed for job in jobs]
         alike = all(one is job.state for one, job in zip(observed, jobs, strict=True))
         before = self._observer.observe(
             packed if alike else self._rows(observed),
             jobs,
             [job.method.needs.before for job in jobs],
         )
-        del observed, averages
+        del observed
         loss, samples = lockstep.train(packed, members)
         del packed
         trained = {name: tensor[: len(jobs)] for name, tensor in lockstep.params.items()}
@@ -234,9 +230,10 @@ class StackedEngine(Engine):
 
     def _rows(self, states: Sequence[ServerState]) -> dict[str, Tensor]:
         """Stacked weights of jobs, many of which have the same."""
-        distinct = {id(state): state for state in states}
+        keys = [tuple(map(id, {**one.params, **one.buffers}.values())) for one in states]
+        distinct = dict(zip(keys, states, strict=True))
         row = {key: index for index, key in enumerate(distinct)}
-        rows = torch.tensor([row[id(state)] for state in states], device=self._device)
+        rows = torch.tensor([row[key] for key in keys], device=self._device)
         packed = self._packed(list(distinct.values()))
         return {name: tensor[rows] for name, tensor in packed.items()}
 
@@ -275,22 +272,23 @@ class Observer:
         indices: list[int],
         statistics: frozenset[Statistic],
     ) -> dict[int, Observation]:
-        train_indices = self._workload.federation.train_indices
-        where, order = self._rows([train_indices(jobs[index].client) for index in indices])
-        indices = [indices[row] for row in order]
-        batch = self._workload.options.eval_batch_size
-        classes = self._workload.federation.num_classes
+        federation, options = self._workload.federation, self._workload.options
+        data = {index: federation.train_indices(jobs[index].client) for index in indices}
+        indices = sorted(indices, key=lambda index: -len(data[index]))
+        samples_of = [torch.from_numpy(data[index]) for index in indices]
+        where = pad_sequence(samples_of, batch_first=True, padding_value=FILLS).to(self._device)
         params = {name: tensor[indices] for name, tensor in packed.items()}
         total: Observation | None = None
-        width = batch if self._network.by_batch else self._samples_at_once(len(indices))
-        for rows, columns in self._parts(where, width):
+        alone = self._samples_at_once(len(indices))
+        width = options.eval_batch_size if self._network.by_batch else alone
+        for rows, columns in self._parts([len(one) for one in samples_of], width):
             own = {name: tensor[rows] for name, tensor in params.items()}
             samples = where[rows, columns]
             live = samples != FILLS
             samples = samples.clamp(min=0)
             features = self._network.outputs(own, self._inputs[samples], live).features
             labels = torch.where(live, self._targets[samples], FILLS)
-            found = Observation.of(statistics, features, labels, classes)
+            found = Observation.of(statistics, features, labels, federation.num_classes)
             total = total or Observation(
                 *(part.new_zeros((len(indices), *part.shape[1:])) for part in found)
             )
@@ -313,20 +311,11 @@ class Observer:
             total.append(vmap(task.tally, in_dims=(0, None))(logits, self._targets[part]))
         return torch.stack(total).sum(dim=0).cpu()
 
-    def _rows(self, parts: Sequence[Indices]) -> tuple[Tensor, list[int]]:
-        """Samples row by row ``[J, N]``, longest first, filled up by `FILLS`; and whose."""
-        positions = sorted(range(len(parts)), key=lambda position: -len(parts[position]))
-        index = np.full((len(parts), len(parts[positions[0]])), FILLS, dtype=np.int64)
-        for row, position in enumerate(positions):
-            index[row, : len(parts[position])] = parts[position]
-        return torch.from_numpy(index).to(self._device), positions
-
-    def _parts(self, where: Tensor, width: int) -> Iterator[tuple[slice, slice]]:
-        """Rows and columns that fit into memory, without rows of which nothing is left."""
-        sizes = (where != FILLS).sum(dim=1).cpu().numpy()
+    def _parts(self, sizes: Sequence[int], width: int) -> Iterator[tuple[slice, slice]]:
+        """Rows and columns that fit into memory, of rows of these sizes, the longest first."""
         at_once = max(1, self._samples_that_fit() // width)
-        for first in range(0, where.shape[1], width):
-            active = int(np.searchsorted(-sizes, -first, side="left"))
+        for first in range(0, sizes[0], width):
+            active = sum(size > first for size in sizes)
             for begin in range(0, active, at_once):
                 yield slice(begin, min(begin + at_once, active)), slice(first, first + width)
 
