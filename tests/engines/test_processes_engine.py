@@ -174,7 +174,7 @@ def test_where_no_process_can_be_started_one_core_is_used(monkeypatch):
 
     monkeypatch.setattr(processes, "WorkerPool", refuse)
     found = sweep("processes", MODELS["cnn"], strategies=[FedProto()])
-    assert found.notices == ["cannot start processes (not permitted); using one core"]
+    assert found.notices == ["cannot start processes (not permitted); working in one"]
     check_same(found, truth, 0.0)
 
 

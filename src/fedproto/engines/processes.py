@@ -63,7 +63,7 @@ class SharingEngine(Engine):
         try:
             self._pool = WorkerPool(make_work, devices, self.workload.callback, forked=forked)
         except (OSError, ValueError) as error:
-            self.workload.callback.on_notice(f"cannot start processes ({error}); using one core")
+            self.workload.callback.on_notice(f"cannot start processes ({error}); working in one")
             self._here = make_engine(devices[0], self.workload.callback)
 
     @property

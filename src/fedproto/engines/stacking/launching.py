@@ -316,20 +316,24 @@ class MlpStep:
     A step of such a model is so little work that a GPU spends it on starting kernels.
     """
 
-    layers: tuple[DenseStep, DenseStep, DenseStep]
+    layers: Sequence[DenseStep]
     batch: int
+
+    @classmethod
+    def of(cls, steps: Sequence[Step], batch: int) -> MlpStep | None:
+        """For two dense layers and a head, if they are small enough and the kernel exists."""
+        layers = [step for step in steps if isinstance(step, DenseStep) and step.bias]
+        known = len(steps) == 3 and [step.relu for step in layers] == [True, True, False]
+        if kernels is None or not known:
+            return None
+        step, largest = cls(layers, batch), (16, 128, 128, 512, 32)
+        fits = all(a <= b for a, b in zip((batch, *step._sides), largest, strict=True))
+        return step if fits else None
 
     @property
     def _sides(self) -> tuple[int, ...]:
         """Inputs of the first layer, units of both, and classes."""
         return self.layers[0].units_in, *(layer.units for layer in self.layers)
-
-    @property
-    def usable(self) -> bool:
-        """Whether the model is small enough, and the kernel exists."""
-        largest = (16, 128, 128, 512, 32)
-        needed = (self.batch, *self._sides)
-        return kernels is not None and all(a <= b for a, b in zip(needed, largest, strict=True))
 
     def __call__(
         self, jobs: int, tensors: Sequence[Tensor], starts: Mapping[str, int], *, proximal: bool

@@ -94,7 +94,6 @@ class Network:
         head = steps[-1]
         assert isinstance(head, Dense)  # noqa: S101 - as every traced network ends
         self.steps, self.head, self._shapes, self._one_kernel = steps, head, shapes, one_kernel
-        self._shape = shapes[0]
         self.layers = [step for step in steps if isinstance(step, Layer)]
         norms = [step for step in steps if isinstance(step, Norm)]
         self.statistics = {name: (norm.channels,) for norm in norms for name in norm.statistics}
@@ -108,11 +107,6 @@ class Network:
             if isinstance(step, Layer) or self._moving & set(step.inputs):
                 self._moving.add(step.output)
 
-    @property
-    def convolves(self) -> bool:
-        """Whether any step is a convolution by kernels, which take half precision."""
-        return any(isinstance(layer, Conv) and layer.kernels for layer in self.layers)
-
     def portable(self) -> Network | None:
         """The same network by PyTorch's own products; None if it uses no others."""
         if not any(layer.kernels for layer in self.layers) and self.whole_step(1) is None:
@@ -123,18 +117,12 @@ class Network:
         return Network(plain, self._shapes)
 
     def whole_step(self, batch: int) -> MlpStep | None:
-        """For two dense layers and a head."""
-        dense = [step for step in self.steps if isinstance(step, Dense) and step.bias]
-        if not self._one_kernel or len(self.steps) != 3 or len(dense) != 3:
-            return None
-        if [step.relu for step in dense] != [True, True, False]:
-            return None
-        step = MlpStep((dense[0], dense[1], dense[2]), batch)
-        return step if step.usable else None
+        """A whole step in one kernel, where that is possible."""
+        return MlpStep.of(self.steps, batch) if self._one_kernel else None
 
     def can_move(self, augment: AugmentOptions) -> bool:
         """Moving and mirroring images, which lie channels last."""
-        return len(self._shape) == 3 and augment.moves_only
+        return len(self._shapes[0]) == 3 and augment.moves_only
 
     def lay_out(self, inputs: Tensor) -> Tensor:
         """Channels last for images."""
@@ -362,7 +350,8 @@ def stacked_form(workload: Workload) -> StackedForm | str:
     if difference is not None:
         return f"{type(model).__name__}: {difference}"
     inputs = network.lay_out(samples.inputs)
-    if options.amp and kernels and network.convolves:
+    # Kernels of convolutions take half precision.
+    if options.amp and any(isinstance(one, Conv) and one.kernels for one in network.layers):
         inputs = inputs.bfloat16()
     return StackedForm(
         workload, network, inputs, samples.targets, Compiled() if compiles else unfused
