@@ -15,6 +15,7 @@ from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
 
 from fedproto.engines.base import ENGINES, EVERYTHING, Capability, Engine, LocalJob, Workload
+from fedproto.engines.reference import by_client
 from fedproto.engines.setting import ClientView
 from fedproto.engines.stacking.lockstep import Lockstep, optimizer_slots
 from fedproto.engines.stacking.members import Member, StackKind, StackTerm
@@ -110,7 +111,7 @@ class StackedEngine(Engine):
         """Tests all models together."""
         if not states or not len(indices):
             return [{} for _ in states]
-        if not self.stacks or self._network.by_batch or self._network.lacks_statistics(states):
+        if not self.stacks or self._network.lacks_statistics(states):
             return self.substitute().evaluate(states, indices)
         with self.workload.options.precision():
             tallies = self._observer.tallies(self._packed(states), len(states), indices)
@@ -275,13 +276,12 @@ class Observer:
         federation, options = self._workload.federation, self._workload.options
         data = {index: federation.train_indices(jobs[index].client) for index in indices}
         indices = sorted(indices, key=lambda index: -len(data[index]))
-        samples_of = [torch.from_numpy(data[index]) for index in indices]
-        where = pad_sequence(samples_of, batch_first=True, padding_value=FILLS).to(self._device)
+        where, sizes = self._rows(list(data.values()))
         params = {name: tensor[indices] for name, tensor in packed.items()}
         total: Observation | None = None
         alone = self._samples_at_once(len(indices))
         width = options.eval_batch_size if self._network.by_batch else alone
-        for rows, columns in self._parts([len(one) for one in samples_of], width):
+        for rows, columns in self._parts(sizes, width):
             own = {name: tensor[rows] for name, tensor in params.items()}
             samples = where[rows, columns]
             live = samples != FILLS
@@ -302,7 +302,11 @@ class Observer:
 
     def tallies(self, packed: Tensors, models: int, indices: Indices) -> Tensor:
         """Each model's test sums over some samples."""
-        task, total = self._workload.task, list[Tensor]()
+        task = self._workload.task
+        if self._network.by_batch:
+            own = [test for _, test in by_client(self._workload.federation, indices)]
+            return self._tallies_by_client(packed, models, own)
+        total: list[Tensor] = []
         where = torch.from_numpy(indices).to(self._device)
         for part in where.split(self._samples_at_once(models)):
             x = self._inputs[part].expand(models, *[-1] * self._inputs.dim())
@@ -310,6 +314,31 @@ class Observer:
             logits = self._network.outputs(packed, x, live).logits
             total.append(vmap(task.tally, in_dims=(0, None))(logits, self._targets[part]))
         return torch.stack(total).sum(dim=0).cpu()
+
+    def _tallies_by_client(self, packed: Tensors, models: int, own: Sequence[Indices]) -> Tensor:
+        """Each model's test sums, every client's samples in batches of their own."""
+        where, sizes = self._rows(own)
+        width, task, total = self._workload.options.eval_batch_size, self._workload.task, []
+        for index in range(models):
+            tallies = []
+            for rows, columns in self._parts(sizes, width):
+                part = where[rows, columns]
+                live = part != FILLS
+                model = {
+                    name: tensor[index].expand(len(part), *tensor.shape[1:])
+                    for name, tensor in packed.items()
+                }
+                x = self._inputs[part.clamp(min=0)]
+                logits = self._network.outputs(model, x, live).logits
+                tallies.append(task.tally(logits[live], self._targets[part[live]]))
+            total.append(torch.stack(tallies).sum(dim=0))
+        return torch.stack(total).cpu()
+
+    def _rows(self, parts: Sequence[Indices]) -> tuple[Tensor, list[int]]:
+        """Samples row by row ``[J, N]``, longest first, filled up by `FILLS`; and their numbers."""
+        ordered = [torch.from_numpy(one) for one in sorted(parts, key=lambda one: -len(one))]
+        where = pad_sequence(ordered, batch_first=True, padding_value=FILLS)
+        return where.to(self._device), [len(one) for one in ordered]
 
     def _parts(self, sizes: Sequence[int], width: int) -> Iterator[tuple[slice, slice]]:
         """Rows and columns that fit into memory, of rows of these sizes, the longest first."""
