@@ -52,21 +52,16 @@ def tolerate_single_values(model: nn.Module) -> None:
     are.
     """
     for layer in layers(model).values():
-        layer.register_forward_pre_hook(_before)
-        layer.register_forward_hook(_after, always_call=True)
+        layer.forward = functools.partial(_normalised, layer)  # type: ignore[method-assign]
 
 
-def _before(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-    (values,) = arguments
-    if layer.training and values.numel() == values.shape[1]:
-        layer.training = False
-        layer.__dict__["single_value"] = True
-
-
-def _after(layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
-    del arguments, output
-    if layer.__dict__.pop("single_value", False):
-        layer.training = True
+def _normalised(layer: _BatchNorm, x: Tensor) -> Tensor:
+    training, single = layer.training, x.numel() == x.shape[1]
+    layer.training = training and not single
+    try:
+        return type(layer).forward(layer, x)
+    finally:
+        layer.training = training
 
 
 def layers(model: nn.Module) -> dict[str, _BatchNorm]:
