@@ -99,14 +99,11 @@ class EngineOptions(Options):
             )
         return [torch.device("cuda", number) for number in range(self.devices or there)]
 
-    @contextlib.contextmanager
-    def precision(self) -> Iterator[None]:
+    def precision(self) -> contextlib.AbstractContextManager[object]:
         """Full float32 products, or tf32 where configured; restores the settings afterwards."""
         if self.torch_device().type != "cuda":
-            yield
-        else:
-            with products(tf32=self.tf32, tune=self.tune):
-                yield
+            return contextlib.nullcontext()
+        return products(tf32=self.tf32, tune=self.tune)
 
     def autocast(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
         """Mixed precision where it was asked for and the device is a GPU.

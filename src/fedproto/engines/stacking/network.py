@@ -169,7 +169,8 @@ class Network:
         """
         on = Pass(params, live)
         found = self._features(on, x, None).to(params[self.head.weight_name].dtype)
-        return Outputs(self._in_module_order(found), self.head.forward(on, [found])[0])
+        # Features are columns of the last layer's weight, and lie in their order.
+        return Outputs(self.head.unpack(found.flatten(2)), self.head.forward(on, [found])[0])
 
     def _features(self, on: Pass, x: Tensor, saved: list[Any] | None) -> Tensor:
         """The input of the last layer; what the other steps need backward goes to a list."""
@@ -205,7 +206,7 @@ class Network:
         )
         added: Tensor | None = None
         if batch.term is not None:
-            own, logits = self._in_module_order(features.to(x.dtype)), z + bias.unsqueeze(1)
+            own, logits = head.unpack(x), z + bias.unsqueeze(1)
             added, d_logits = batch.term(own, logits, batch.targets, batch.weight)
             dz, db = dz + d_logits, db + d_logits.sum(dim=1)
         gradients: dict[str, Gradient] = {head.weight_name: product(dz.transpose(1, 2), x, x.dtype)}
@@ -213,7 +214,7 @@ class Network:
             gradients[f"{head.name}.bias"] = db
         d_features = torch.bmm(dz, weight)
         if added is not None:
-            d_features = d_features + self._in_packed_order(added, features.shape)
+            d_features = d_features + head.pack(added)
         slopes = {head.inputs[0]: d_features.to(features.dtype).view(features.shape)}
         for step in reversed(self.steps[:-1]):
             kept = saved.pop()
@@ -234,15 +235,6 @@ class Network:
         """
         plain = not any(layer.kernels for layer in self.layers)
         return batch * sum(map(math.prod, self._shapes.values())) * (6 if plain else 3)
-
-    def _in_module_order(self, x: Tensor) -> Tensor:
-        return (x if self.head.image is None else x.movedim(-1, 2)).flatten(2)
-
-    def _in_packed_order(self, flat: Tensor, shape: torch.Size) -> Tensor:
-        if self.head.image is None:
-            return flat
-        channels_first = (*shape[:2], shape[-1], *shape[2:-1])
-        return flat.reshape(channels_first).movedim(2, -1).flatten(2)
 
 
 def stacked_network(model: nn.Module, inputs: Tensor, *, kernels: bool = False) -> Network | None:
