@@ -107,6 +107,11 @@ class Network:
             if isinstance(step, Layer) or self._moving & set(step.inputs):
                 self._moving.add(step.output)
 
+    @property
+    def convolves(self) -> bool:
+        """Whether any step is a convolution by kernels, which take half precision."""
+        return any(isinstance(layer, Conv) and layer.kernels for layer in self.layers)
+
     def portable(self) -> Network | None:
         """The same network by PyTorch's own products; None if it uses no others."""
         if not any(layer.kernels for layer in self.layers) and self.whole_step(1) is None:
@@ -342,8 +347,7 @@ def stacked_form(workload: Workload) -> StackedForm | str:
     if difference is not None:
         return f"{type(model).__name__}: {difference}"
     inputs = network.lay_out(samples.inputs)
-    # Kernels of convolutions take half precision.
-    if options.amp and any(isinstance(one, Conv) and one.kernels for one in network.layers):
+    if options.amp and network.convolves:
         inputs = inputs.bfloat16()
     return StackedForm(
         workload, network, inputs, samples.targets, Compiled() if compiles else unfused
