@@ -252,11 +252,12 @@ class Registry(Generic[T]):
 
         return add
 
-    def get(self, name: str) -> type[T]:
-        """The class of that name."""
+    def get(self, name: str, where: str = "") -> type[T]:
+        """The class of that name; an error begins with `where` it was given, such as an option."""
         entries = self._all()
         if name not in entries:
-            raise ConfigError(unknown_name(self.kind, name, entries))
+            unknown = unknown_name(self.kind, name, entries)
+            raise ConfigError(f"{where}: {unknown}" if where else unknown)
         return entries[name]
 
     def stand_in(self, name: str, base: type[T], given: Mapping[str, Any]) -> T:

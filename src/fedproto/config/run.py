@@ -251,11 +251,7 @@ def _read_choice(section: str, given: Any, *, to_compare: bool) -> Any:
         raise ConfigError(f"{section}.name is missing; known: {', '.join(registry.names())}")
     if to_compare and name not in registry.names():
         return registry.stand_in(name, BASES[section], options)
-    try:
-        cls = registry.get(name)
-    except ConfigError as error:
-        raise ConfigError(f"{section}.name: {error}") from None
-    return read_options(cls, options, section)
+    return read_options(registry.get(name, f"{section}.name"), options, section)
 
 
 def _check_measures(given: Any, options: MeasureOptions) -> None:
@@ -264,10 +260,7 @@ def _check_measures(given: Any, options: MeasureOptions) -> None:
             "measure.what has no effect without measure.every; set that to a number of rounds"
         )
     for name in options.what:
-        try:
-            MEASURES.get(name)
-        except ConfigError as error:
-            raise ConfigError(f"measure.what: {error}") from None
+        MEASURES.get(name, "measure.what")
 
 
 def dotted_names(name: str) -> list[str]:

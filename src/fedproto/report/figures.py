@@ -61,14 +61,12 @@ class FigureFormat(StrEnum):
 
 
 class FigureWidth(StrEnum):
-    """Names of the widths of figures."""
+    """Widths of figures: of a column, or of a page of a two-column paper."""
 
     column, page = "column", "page"
 
-    @property
-    def inches(self) -> float:
-        """Width of a column or a page of a two-column paper."""
-        return 3.35 if self is FigureWidth.column else 6.9
+
+_INCHES = {FigureWidth.column: 3.35, FigureWidth.page: 6.9}
 
 
 def save_figures(
@@ -171,8 +169,8 @@ def _panels(
 ) -> tuple[Figure, list[Any]]:
     """Panels side by side, as many as the width has room for, with room for a legend above."""
     columns = max(1, min(number, 1 if width is FigureWidth.column else _COLUMNS))
-    own = width.inches / columns
-    legend = 0.16 * math.ceil(entries / legend_columns(width.inches))
+    own = _INCHES[width] / columns
+    legend = 0.16 * math.ceil(entries / legend_columns(_INCHES[width]))
     size, around = (own, min(height, 0.75 * own)), (0.0, 0.25 + legend)
     return panel_grid(number, columns, size, around, sharex=sharex, sharey=sharey)
 
