@@ -284,7 +284,7 @@ class Process:
         self.kill()
 
     def signal(self, number: signal.Signals) -> bool:
-        """Sends a signal to the whole process group; False where nobody is left in it."""
+        """Sends a signal to the whole process group; False where no process is left in it."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
             return True
