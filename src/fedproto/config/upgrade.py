@@ -70,6 +70,8 @@ def _without_gone(section: str, options: Any) -> Any:
         return options
     gone = ("norm",) if options.get("name") == "fedatt" else _GONE.get(section, ())
     kept = {name: value for name, value in options.items() if name not in gone}
+    if kept.get("rule") == "trimmed-mean":  # the nearest of today's rules; records show the same
+        kept["rule"] = "median"
     if section == "measure" and isinstance(kept.get("what"), list):
         kept["what"] = [name for name in kept["what"] if name != "ece"]
     return kept
