@@ -409,7 +409,7 @@ def parity(arguments: argparse.Namespace) -> dict[str, float]:
                 TrainOptions(epochs=2, lr=0.02),
                 TrainOptions(epochs=2, lr=0.02, momentum=0.9, weight_decay=1e-3),
                 TrainOptions(epochs=2, lr=0.001, optimizer="adam"),
-                TrainOptions(epochs=2, lr=0.02, optimizer="sam", clip_norm=1.0),
+                TrainOptions(epochs=2, lr=0.02, optimizer="sam", clip_norm=1.0, centralize=True),
             ):
                 results = []
                 torch._dynamo.reset()

@@ -49,8 +49,8 @@ RULES = {
     "adam": TrainOptions(epochs=2, batch_size=5, lr=0.003, optimizer="adam", weight_decay=0.01),
     "sam": TrainOptions(epochs=2, batch_size=5, lr=0.05, optimizer="sam", rho=0.1),
     "clip": TrainOptions(epochs=2, batch_size=5, lr=0.05, clip_norm=0.5, weight_decay=0.1),
-    "adam, clipped": TrainOptions(
-        epochs=2, batch_size=5, lr=0.003, optimizer="adam", clip_norm=0.5
+    "centralize": TrainOptions(
+        epochs=2, batch_size=5, lr=0.003, optimizer="adam", centralize=True, clip_norm=0.5
     ),
 }
 KINDS = [

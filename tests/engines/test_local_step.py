@@ -1,4 +1,4 @@
-"""Local steps with SAM and clipping: against NumPy, and alike in every engine."""
+"""Local steps with SAM, clipping and centralisation: against NumPy, and alike in every engine."""
 
 from __future__ import annotations
 
@@ -33,10 +33,12 @@ RULES = {
     "sam with momentum": {"optimizer": "sam", "momentum": 0.9, "weight_decay": 0.02},
     "clip": {"clip_norm": 0.3},
     "clip rarely": {"clip_norm": 0.7, "weight_decay": 0.5, "momentum": 0.5},
+    "centralize": {"centralize": True, "weight_decay": 0.1},
     "all": {
         "optimizer": "sam",
         "rho": 0.2,
         "clip_norm": 0.3,
+        "centralize": True,
         "momentum": 0.5,
         "weight_decay": 0.1,
     },
@@ -96,6 +98,8 @@ def trained_by_hand(job, federation):
                 scale = train.rho / norm_of(g)
                 nearby = [w + scale * d for w, d in zip(weights, g, strict=True)]
                 _, g = objective_gradient(nearby, received, x, y)
+            if train.centralize:
+                g = [d - d.mean(axis=1, keepdims=True) if d.ndim > 1 else d for d in g]
             if train.clip_norm is not None:
                 clipped.append(norm_of(g) > train.clip_norm)
                 # PyTorch adds a little to the norm.
@@ -176,6 +180,7 @@ def test_batch_norm_and_dropout_in_a_stack(model, policy):
         optimizer="sam",
         rho=0.2,
         clip_norm=1.0,
+        centralize=True,
         batch_norm=policy,
     )
     truth, found = (normed_sweep(name, model, train) for name in ("reference", "stacked"))

@@ -176,6 +176,7 @@ class OwnTerm(Strategy):
         TrainOptions(optimizer="adam"),
         TrainOptions(optimizer="sam"),
         TrainOptions(clip_norm=1.0),
+        TrainOptions(centralize=True),
     ],
 )
 def test_other_optimizers_are_left_to_automatic_differentiation(train):

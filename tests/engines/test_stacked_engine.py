@@ -107,7 +107,7 @@ def test_on_cuda_training_is_that_of_the_reference(model):
     "train",
     [
         TrainOptions(epochs=2, batch_size=5, lr=0.05, momentum=0.5, clip_norm=1.0),
-        TrainOptions(epochs=2, batch_size=5, lr=0.05, optimizer="sam", clip_norm=0.5),
+        TrainOptions(epochs=2, batch_size=5, lr=0.05, optimizer="sam", centralize=True),
     ],
 )
 def test_on_cuda_captured_steps_are_those_of_the_reference(train):

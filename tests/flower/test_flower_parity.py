@@ -116,7 +116,7 @@ SECTIONS = {
     "batch-norm-local": {"data": SHAPES, "model": DEEPLAB, "train": {"batch_norm": "local"}},
     "batch-norm-frozen": {"data": SHAPES, "model": DEEPLAB, "train": {"batch_norm": "frozen"}},
     "adam": {"train": {"optimizer": "adam", "lr": 0.001}},
-    "sam": {"train": {"optimizer": "sam", "rho": 0.1, "clip_norm": 1.0}},
+    "sam": {"train": {"optimizer": "sam", "rho": 0.1, "clip_norm": 1.0, "centralize": True}},
     "schedule": {"train": {"lr_schedule": "polynomial"}, "schedule": {"delta": 0.5}},
     "aggregate": {"aggregate": {"rule": "median", "clip_norm": "median", "max_share": 2.0}},
     "defence": {

@@ -25,7 +25,7 @@ _GONE = {
     "aggregate": ("krum", "trim"),
     "head": ("flip",),
     "serve": ("statistics",),
-    "train": ("accumulate", "centralize"),
+    "train": ("accumulate",),
     "engine": ("max_stack",),
     "augment": ("crop",),
     "flower": ("too_few", "suspend_window", "max_examples", "max_claim"),

@@ -7,8 +7,11 @@ A step, with F the local objective (the batch's loss and every term that a strat
    proximal, the linear and every other term are evaluated at the perturbed weights too. Both
    passes see the same batch and the same dropout masks; batch-norm statistics and other buffers
    follow the first pass only. The reported loss is that at w.
-2. Clipping: ``g ← g · min(1, c / ‖g‖)``, with the L2 norm over all trainable parameters.
-3. The optimizer adds weight decay, at w, and momentum; so clipping sees neither.
+2. Centralisation (Yong et al. 2020): of every tensor with more than one dimension, the mean over
+   each output (filter or row) is subtracted. The perturbation of SAM is not centralised.
+3. Clipping: ``g ← g · min(1, c / ‖g‖)``, with the L2 norm over all trainable parameters.
+4. The optimizer adds weight decay, at w, and momentum; so neither centralisation nor clipping sees
+   them.
 
 The frozen models of a batch term run in evaluation mode and without gradients. The model "received"
 is the one the job started from; any other name is a group of the client's memory or of the
@@ -60,6 +63,9 @@ class TrainOptions(Options):
     clip_norm: float | None = option(
         None, "clip the gradient of each step to this L2 norm", above=0
     )
+    centralize: bool = option(
+        False, "subtract from a weight's gradient its mean over each output (filter or row)"
+    )
     batch_norm: BatchNormPolicy = option(
         "average", "batch-norm statistics: averaged like weights, never changed, or never sent"
     )
@@ -78,14 +84,14 @@ class TrainOptions(Options):
     def plain(self) -> bool:
         """Whether the rule is ``w −= lr · g`` and nothing else."""
         sgd = self.optimizer == "sgd" and not self.momentum and not self.weight_decay
-        return sgd and self.clip_norm is None
+        return sgd and self.clip_norm is None and not self.centralize
 
     @property
     def memoryless(self) -> bool:
         """Whether a step is a multiple of its own gradient alone, whatever came before.
 
         Such steps add up: weights move by ``−lr`` times the sum of the gradients that were
-        followed, be they perturbed or clipped.
+        followed, be they perturbed, centralised or clipped.
         """
         return self.optimizer != "adam" and not self.momentum
 
@@ -154,10 +160,21 @@ def take_step(
     params = [one for one in model.parameters() if one.grad is not None]
     if train.optimizer == "sam":
         _compute_perturbed(model, params, train.rho, compute_gradient)
+    if train.centralize:
+        for one in params:
+            assert one.grad is not None  # noqa: S101 - those without one are left out
+            centralize(one.grad)
     if train.clip_norm is not None:
         nn.utils.clip_grad_norm_(params, train.clip_norm)
     optimizer.step()
     return loss
+
+
+@torch.no_grad()
+def centralize(gradient: Tensor, start: int = 1) -> None:
+    """Subtracts the mean over the dimensions from `start` on; nothing where there are none."""
+    if gradient.dim() > start:
+        gradient.sub_(gradient.mean(dim=tuple(range(start, gradient.dim())), keepdim=True))
 
 
 def _compute_perturbed(

@@ -27,7 +27,7 @@ from fedproto.engines.stacking.launching import MlpStep
 from fedproto.engines.stacking.layers import Gradient, Pending, computed
 from fedproto.engines.stacking.members import Member, StackKind, StackObjectives, StackTerm
 from fedproto.engines.stacking.network import RowLayout, StackedForm, StepBatch
-from fedproto.engines.training import TINY, TrainOptions
+from fedproto.engines.training import TINY, TrainOptions, centralize
 from fedproto.rng import Indices
 from fedproto.rng.schedule import BatchOrder
 from fedproto.types import Tensors
@@ -360,6 +360,14 @@ class Lockstep:
     def _update(self, flat: Tensor, gradient: Tensor, rate: Tensor) -> None:
         """Updates the weights by any optimizer, as `fedproto.engines.training.step` does."""
         train, slots = self._kind.train, [slot[: len(flat)] for slot in self._slots]
+        if train.centralize:
+            views = self._layout.views(gradient)
+            # A filter's numbers lie together in the module's own layout alone.
+            own = self._network.unpack(views)
+            for tensor in own.values():
+                centralize(tensor, start=2)
+            for name, tensor in self._network.pack(own).items():
+                views[name].copy_(tensor)
         if train.clip_norm is not None:
             clip(gradient, train.clip_norm)
         rate, decay = rate.unsqueeze(1), train.weight_decay

@@ -70,7 +70,7 @@ class StackKind:
     def rows(self) -> int:
         """Rows of a model's size per job, beside weights and the optimizer's own."""
         nearby = self.train.optimizer == "sam"
-        return self.proximal + self.linear + (not self.in_place) + nearby
+        return self.proximal + self.linear + (not self.in_place) + nearby + self.train.centralize
 
     @property
     def in_place(self) -> bool:
