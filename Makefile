@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## FedProto beside four kinds of averaging on real digits: a table, figures, a report
 	$(BIN)/fedproto sweep demo --out runs/demo --reuse --quiet
 	$(BIN)/fedproto compare runs/demo --target 0.75 --plots runs/demo/figures
-	$(BIN)/fedproto analyse runs/demo --what embedding
+	$(BIN)/fedproto analyse runs/demo/*-seed0 --what embedding
 	$(BIN)/fedproto report runs/demo --target 0.75
 	@echo
 	@echo "Open runs/demo/report.html in a browser."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -22,14 +23,17 @@ def rows(text: str, head: str) -> dict[str, dict[str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_readme_shows_what_the_demo_prints(tmp_path, capsys):
+def test_the_readme_shows_what_the_demo_prints(tmp_path, monkeypatch, capsys):
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     commands = re.findall(r"^\t\$\(BIN\)/fedproto (.* runs/demo.*)$", makefile, flags=re.MULTILINE)
     assert [command.split()[0] for command in commands] == ["sweep", "compare", "analyse", "report"]
+    monkeypatch.chdir(tmp_path)
     for command in commands:
-        assert main(command.replace("runs/demo", str(tmp_path / "demo")).split()) == 0, command
+        words = [sorted(map(str, tmp_path.glob(word))) or [word] for word in command.split()]
+        assert main(list(itertools.chain(*words))) == 0, command
+    assert len(list(tmp_path.glob("runs/demo/*/analysis/embedding.json"))) == 5, "one a method"
     capsys.readouterr()
-    assert main(["compare", str(tmp_path / "demo"), "--markdown"]) == 0
+    assert main(["compare", "runs/demo", "--markdown"]) == 0
     printed = rows(capsys.readouterr().out, "| method |")
     shown = rows(README.read_text(encoding="utf-8"), "| Demo: ")
     assert list(shown) == list(printed)

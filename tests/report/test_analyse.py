@@ -162,9 +162,11 @@ def test_several_runs_give_a_table(runs, capsys):
     assert f"{100 * lines[1]['metrics']['mean_client_accuracy']:.1f}" in text
 
 
-def test_embedding_holds_points_classes_and_colours(runs):
+def test_embedding_holds_points_classes_and_colours(runs, capsys):
     path = run_of(runs)
+    capsys.readouterr()
     assert main(["analyse", str(path), "--what=embedding", "--samples=40"]) == 0
+    assert capsys.readouterr().out == "", "no table, since there are no numbers"
     content = read_part(path, "embedding", dict)
     assert content["method"] == "tsne"
     assert len(content["x"]) == len(content["y"]) == len(content["class"]) == 40

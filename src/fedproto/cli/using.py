@@ -124,7 +124,7 @@ def analyse_runs(
         }
         rows.append({"run": titles[run.path], **cells})
         echo(f"wrote {run.path / 'analysis'}", err=True)
-    if rows:
+    if any(len(row) > 1 for row in rows):  # an embedding gives a picture, no numbers
         print_table(Table(rows))
     if failed:
         *others, last = failed.values()
