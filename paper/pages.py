@@ -392,7 +392,7 @@ PAGE_TABLES = (
     PageTable(APPENDIX, ablation),
     PageTable(APPENDIX, discrepancies),
     PageTable(APPENDIX, readings, ("readings-mnist",)),
-    PageTable(WINS, computed_heads),
+    PageTable("docs/appendix/field.md", computed_heads),
     PageTable(WINS, guided_scores),
     PageTable(WINS, guided_differences),
     PageTable(SEGMENTATION, centralised_segmentation, ("segmentation",)),
