@@ -187,7 +187,7 @@ privacy = { min_samples = 2 }
 [[variants]]
 label = "memory of clients, the default defence"
 strategy = { name = "scaffold" }
-aggregate = { clip_norm = "median", clip_times = 1.5, max_share = 1.5, max_claim = 2.0 }
+aggregate = { clip_norm = "median", clip_times = 3.0, max_share = 1.5, max_claim = 2.0 }
 """
 
 # Children of one process, killed by it at an instant drawn anew for every start.
