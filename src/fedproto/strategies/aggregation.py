@@ -208,6 +208,8 @@ def _combined_rows(
 def update_norms(sent: Tensors, updates: Updates) -> Tensor:
     """L2 norms of the updates ``w_k − sent`` over all floating parameters, ``[K]``."""
     names = [name for name in updates[0].params if sent[name].is_floating_point()]
+    if not names:
+        return torch.zeros(len(updates), dtype=torch.float64)
     begun = [sent[name] for name in names]
     norms: list[Tensor] = []
     for update in updates:
@@ -216,11 +218,9 @@ def update_norms(sent: Tensors, updates: Updates) -> Tensor:
         # infinite, as it should be.
         norms += (
             torch._foreach_norm(deltas)
-            if deltas and deltas[0].is_cuda
+            if deltas[0].is_cuda
             else [torch.dot(delta.flatten(), delta.flatten()).sqrt() for delta in deltas]
         )
-    if not norms:
-        return torch.zeros(len(updates), dtype=torch.float64)
     norm_k: Tensor = torch.stack(norms).double().view(len(updates), -1).norm(dim=1)
     return norm_k.cpu()
 
