@@ -57,16 +57,13 @@ def implausible(updates: Updates, declared: Declarations) -> dict[int, str]:
 
     A client that lies in one part of its update is not believed in the others.
     """
-    reasons: dict[int, str] = {}
     if len(updates) < FEWEST:
-        return reasons
-    for names in _statistics(declared):
-        odd_k = _odd(_Statistics.of(updates, names))
-        for update, odd in zip(updates, odd_k.tolist(), strict=True):
-            if odd:
-                why = f"its statistics '{names[0]}' are implausible in most classes it shares"
-                reasons[update.client] = why
-    return reasons
+        return {}
+    return {
+        updates[k].client: f"its statistics '{names[0]}' are implausible in most classes it shares"
+        for names in _statistics(declared)
+        for k in _odd(_Statistics.of(updates, names)).nonzero().flatten().tolist()
+    }
 
 
 def bound_claims(
@@ -107,16 +104,12 @@ def merge_by_rule(
     if options.rule == "mean" or len(updates) < FEWEST:
         return list(updates)
     merged = list(updates)
-    share_k = equal_shares(len(updates))
     for names in _statistics(declared):
         held = _Statistics.of(merged, names)
-        for c in range(held.count.shape[1]):
-            holders = held.count[:, c].nonzero().flatten()
-            if len(holders):
-                own_k = share_k[holders] / share_k[holders].sum()
-                held.mean[holders, c] = median(held.mean[holders, c], own_k)
+        clients, classes = held.count.nonzero(as_tuple=True)
+        held.mean[clients, classes] = _class_centres(held.mean[clients, classes], classes)
         if held.scatter is not None:
-            held.scatter[:] = _positive(median(held.scatter, share_k))
+            held.scatter[:] = _positive(median(held.scatter, equal_shares(len(updates))))
         merged = held.into(merged)
     return merged
 
@@ -264,8 +257,7 @@ def _class_centres(mean_hd: Tensor, classes: Tensor) -> Tensor:
     centre_hd = torch.empty_like(mean_hd)
     for c in classes.unique().tolist():
         of_class = classes == c
-        equal_k = equal_shares(int(of_class.sum()))
-        centre_hd[of_class] = median(mean_hd[of_class], equal_k)
+        centre_hd[of_class] = median(mean_hd[of_class], equal_shares(int(of_class.sum())))
     return centre_hd
 
 
