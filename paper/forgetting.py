@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedproto import load
+from fedproto.data import data_root
 from fedproto.data.federation import Federation, class_counts, sample_labels
 from fedproto.measures.scores import PER_CLASS
 from fedproto.report.results import StoredRun
@@ -43,7 +43,9 @@ def show_forgetting(output: Output, found: Sequence[tuple[Case, Sequence[FoundRu
     handles: dict[str, Any] = {}
     lines: list[pd.DataFrame] = []
     for (case, shown), (above, below) in zip(looked, grid.T, strict=True):
-        federation = load(next(iter(shown.values())).path).federation
+        source = next(iter(shown.values())).config.data
+        assert source is not None  # noqa: S101 - cases are data sets by name
+        federation = source.load(data_root())
         for label, run in shown.items():
             changes, line = changes_by_holders(run, federation), line_of(label, shown)
             lines.append(
