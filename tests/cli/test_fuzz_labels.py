@@ -57,6 +57,7 @@ def folder(tmp_path_factory):
 @example(label='=HYPERLINK("http://evil.example","x")', metric="@SUM(A1)")
 @example(label="$\\frac{", metric="$x$")
 @example(label="a\nerror: b", metric="loss\n")
+@example(label="000", metric="method")
 def test_labels_are_shown_as_they_are(folder, label, metric):
     shutil.rmtree(folder / "run", ignore_errors=True)
     config = write_run(folder / "run", label=label, rounds=0, planned=2)

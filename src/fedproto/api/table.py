@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fedproto.data.tasks import is_share
@@ -150,7 +150,7 @@ def comparison(
     scored = [name for name in clients.values() if any(name in row.values for row in rows)]
 
     def cells(row: Summary) -> dict[str, str]:
-        found = {"method": row.title, metric + unit: _mean(row, metric, factor, digits)}
+        found: dict[str, str] = {}
         if compared:
             found["difference"] = _difference(row, factor, digits, tested=tested)
         if tested:
@@ -169,7 +169,8 @@ def comparison(
             traffic = row.values["bytes up"][0] + row.values["bytes down"][0]
             found["MB"] = f"{1e-6 * traffic:.1f}"
             found["wall s"] = _mean(row, "seconds", digits=0, spread=False)
-        return found
+        score = _free(metric + unit, {"method", *found})
+        return {"method": row.title, score: _mean(row, metric, factor, digits), **found}
 
     return Table(
         [_values(row) for row in rows],
@@ -178,6 +179,11 @@ def comparison(
         title=f"{metric} and loss: mean over the last 10 % of the rounds",
         caption=_caption(rows, metric),
     )
+
+
+def _free(metric: str, taken: Collection[str]) -> str:
+    """A column's name for a metric, which may be called like another column."""
+    return f"metric {metric}" if metric in taken else metric
 
 
 def _values(row: Summary) -> dict[str, Any]:
@@ -197,7 +203,7 @@ def _values(row: Summary) -> dict[str, Any]:
         "verdict": None if against is None else against.verdict,
     }
     for name, (mean, deviation) in row.values.items():
-        values |= {name: mean, f"{name} sd": deviation}
+        values |= {_free(name, values): mean, f"{name} sd": deviation}
     return values | {"directories": " ".join(row.directories)}
 
 
