@@ -39,6 +39,7 @@ def test_the_readme_shows_what_the_demo_prints(tmp_path, monkeypatch, capsys):
     assert list(shown) == list(printed)
     for method, cells in shown.items():
         for name, cell in cells.items():
-            ours, theirs = (text.split(" ")[0] for text in (cell, printed[method][name]))
-            # Other processors round differently.
-            assert theirs == ours or float(theirs) == pytest.approx(float(ours), abs=2), name
+            ours, theirs = float(cell.split(" ")[0]), float(printed[method][name].split(" ")[0])
+            # Other processors round differently, which decides more where seeds differ more.
+            spread = float(cell.rpartition("±")[2])
+            assert theirs == pytest.approx(ours, abs=max(2, spread)), (method, name)
