@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 
 from fedproto.cli import main
 
@@ -102,6 +104,15 @@ def best_model(path: Path) -> bytes | None:
     return file.read_bytes() if file.exists() else None
 
 
+def groups(files: Iterable[Path]) -> set[str]:
+    """The groups of tensors in some files, such as ``served-model/params``."""
+    found: set[str] = set()
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            found |= {name.rpartition("/")[0] for name in file.keys()}  # noqa: SIM118
+    return found
+
+
 WITH_MEMORY = [
     "--set=strategy.name=scaffold",
     "--set=server.optimizer=adam",
@@ -162,6 +173,8 @@ features = 8
 rounds = 4
 cohort = 4
 delta = 0.5
+[train]
+lr = 0.1
 [store]
 best = true
 [evaluate]
@@ -173,9 +186,10 @@ strategy = { name = "fedper" }
 serve = { average = "ema", also = ["average=window"] }
 
 [[variants]]
-label = "personal model, look-ahead"
+label = "personal model, look-ahead, few checkpoints"
 strategy = { name = "ditto" }
 server = { lookahead = 0.85 }
+store = { best = true, checkpoint_every = 2, keep = 1 }
 
 [[variants]]
 label = "computed heads, adam, private statistics"
@@ -246,6 +260,15 @@ def test_killed_at_random_instants_with_everything_switched_on(tmp_path):
     whole = tmp_path / "whole"
     runs = [path.parent.name for path in whole.glob("*/run.json")]
     assert len(runs) == 4
+    # Everything is switched on: it is in the files that are compared.
+    checkpoints = (sorted((whole / run / "checkpoints").glob("round-*"))[-1] for run in runs)
+    assert groups(checkpoints) >= {
+        *("params", "served-model/params", "also-model/average=window/params"),
+        *("also-model/head=ridge/params", "also-model/average=ema/params"),
+        *("server/lookahead", "server/momentum", "server/square", "control", "serve/average"),
+    }
+    assert groups(whole.glob("*/clients/*/*")) == {"personal", "control"}
+    assert all(best_model(whole / run) is not None for run in runs)
     chains = list(tmp_path.glob("killed-*"))
     for killed, run in ((chain, run) for chain in chains for run in runs):
         found, wanted, where = killed / run, whole / run, f"{killed.name}/{run}, seed {seed}"
