@@ -168,11 +168,9 @@ class Phases(PersonalHead):
 class TwoModels(Strategy):
     """Every client trains a model of its own beside."""
 
-    personal_model: ClassVar[bool] = True
-
-    def personal_objective(self, local):
-        del local
-        return Objective(proximal=0.5)
+    @property
+    def personal_method(self):
+        return FedProx(mu=0.5)
 
 
 @dataclass(frozen=True)

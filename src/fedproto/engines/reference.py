@@ -33,7 +33,7 @@ from fedproto.engines.training import BatchTerm, TrainOptions, outputs_of, take_
 from fedproto.errors import TrainingError
 from fedproto.models.base import features_of
 from fedproto.rng import Indices, seeded
-from fedproto.strategies.base import PersonalModel
+from fedproto.strategies.base import Strategy
 from fedproto.strategies.sections import Method
 from fedproto.strategies.values import Local, Objective, Observation, Statistic
 from fedproto.types import ClientFailure, ClientUpdate, ServerState, Tensors
@@ -103,12 +103,12 @@ class ReferenceEngine(Engine):
         after = self._observe(indices, job.state, needs.after)
         params, buffers = read_state(self._model)
         own: Tensors = {}
-        if needs.personal_model:
-            own = self._train_personal_model(job, indices, local, {**params, **buffers})
+        if (method := job.strategy.personal_method) is not None:
+            own = self._train_personal_model(job, method, indices, local, {**params, **buffers})
         return self._clients.update(job, local, params, buffers, (before, after), (loss, seen), own)
 
     def _train_personal_model(
-        self, job: LocalJob, indices: Indices, local: Local, shared: Tensors
+        self, job: LocalJob, method: Strategy, indices: Indices, local: Local, shared: Tensors
     ) -> Tensors:
         """The client's own model, trained on the same batches."""
         received = {**job.state.params, **job.state.buffers}
@@ -116,9 +116,8 @@ class ReferenceEngine(Engine):
         params = {name: start[name] for name in job.state.params}
         buffers = {name: one for name, one in start.items() if name not in params}
         load_state(self._model, ServerState(job.state.round, params, buffers))
-        own = PersonalModel(job.strategy)
         with seeded(job.seed, self._device):
-            self._fit(replace(job, method=Method(own)), indices, local, own.objective(local))
+            self._fit(replace(job, method=Method(method)), indices, local, method.objective(local))
         trained, counted = read_state(self._model)
         return {**trained, **counted}
 

@@ -10,7 +10,7 @@ differs, and declares the tensors that it keeps and sends. Sections that combine
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -87,8 +87,6 @@ class Strategy(Part):
         splits_head: Whether the last layer is treated apart, so that it must be known.
         finetunes_head: Whether fine-tuning for a new client trains the last layer alone.
         statistics: Statistics that the hooks below need besides the model and the batches.
-        personal_model: Whether each client also trains a model of its own, by
-            `personal_objective`, from the same batches.
     """
 
     pooled: ClassVar[bool] = False
@@ -101,7 +99,6 @@ class Strategy(Part):
     splits_head: ClassVar[bool] = False
     finetunes_head: ClassVar[bool] = False
     statistics: ClassVar[Needs] = Needs()
-    personal_model: ClassVar[bool] = False
 
     _hooks: ClassVar[frozenset[str]] = frozenset()
 
@@ -112,7 +109,13 @@ class Strategy(Part):
     @property
     def needs(self) -> Needs:
         """The capabilities that the strategy needs of an engine, as a value."""
-        return replace(self.statistics, hooks=self._hooks, personal_model=self.personal_model)
+        own = self.personal_method is not None
+        return replace(self.statistics, hooks=self._hooks, personal_model=own)
+
+    @property
+    def personal_method(self) -> Strategy | None:
+        """How each client trains a model of its own beside, on the same batches; None for none."""
+        return None
 
     @property
     def least_epochs(self) -> int:
@@ -150,20 +153,12 @@ class Strategy(Part):
         """Names of the parameters that train in an epoch; None for all."""
         return None
 
-    def personal_objective(self, local: Local) -> Objective:
-        """The objective of the client's personal model, where there is one."""
-        return Objective()
-
     def personal_start(self, local: Local, received: Tensors, trained: Tensors) -> Tensors:
         """The personal model before it is trained: where it stood, the received one at first.
 
         `received` and `trained` are whole models, `trained` the shared one after local training.
         """
         return {**received, **part(PERSONAL, local.memory)}
-
-    def personal_trainable(self, local: Local) -> Collection[str] | None:
-        """Names of the parameters of the personal model that train; None for all."""
-        return None
 
     def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
         """The weight of each update: by number of samples, or equal ones."""
@@ -197,23 +192,8 @@ class Strategy(Part):
 
 
 @dataclass(frozen=True)
-class PersonalModel(Strategy):
-    """Trains the personal model of another strategy, as a strategy of its own."""
-
-    of: Strategy = field(default_factory=Strategy)
-
-    def objective(self, local: Local) -> Objective:
-        """The personal objective."""
-        return self.of.personal_objective(local)
-
-    def trainable(self, local: Local, epoch: int, epochs: int) -> Collection[str] | None:
-        """The same in every epoch."""
-        return self.of.personal_trainable(local)
-
-
-@dataclass(frozen=True)
 class HeadAlone(Strategy):
-    """Trains the last layer alone, as some methods are fine-tuned."""
+    """Trains the last layer alone, as some methods do for personal or new clients' models."""
 
     def trainable(self, local: Local, epoch: int, epochs: int) -> Collection[str]:
         """The last layer's parameters."""
@@ -225,7 +205,7 @@ STRATEGIES: Registry[Strategy] = Registry("strategy", "fedproto.strategies")
 
 def personal_memory(strategy: Strategy, setting: Setting) -> Declarations:
     """The client memory that holds personal parameters, or the personal model."""
-    if strategy.personal_model:
+    if strategy.personal_method is not None:
         return setting.like_model(PERSONAL)
     names = strategy.personal(setting)
     own = {name: one for name, one in setting.params.items() if name in names}

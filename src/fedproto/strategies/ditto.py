@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fedproto.options import option
 from fedproto.strategies.base import STRATEGIES, Strategy
-from fedproto.strategies.values import Local, Objective
+from fedproto.strategies.fedprox import FedProx
 
 
 @STRATEGIES.register("ditto")
@@ -21,12 +20,11 @@ class Ditto(Strategy):
     shared model's local training. ``v_k`` never leaves the client.
     """
 
-    personal_model: ClassVar[bool] = True
-
     strength: float = option(
         0.1, "strength λ of the proximal term towards the shared model", at_least=0
     )
 
-    def personal_objective(self, local: Local) -> Objective:
-        """The proximal term of the personal model."""
-        return Objective(proximal=self.strength)
+    @property
+    def personal_method(self) -> Strategy:
+        """FedProx, whose term keeps the personal model near the received one."""
+        return FedProx(mu=self.strength)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
-from fedproto.strategies.base import OUT_OF_THE_SOFTMAX, PERSONAL, STRATEGIES, Strategy
+from fedproto.strategies.base import (
+    OUT_OF_THE_SOFTMAX,
+    PERSONAL,
+    STRATEGIES,
+    HeadAlone,
+    Strategy,
+)
 from fedproto.strategies.values import Declarations, Local, Needs, Objective, Report, Seen, Setting
 from fedproto.types import Tensors, part, under
 
@@ -28,7 +31,6 @@ class FedRoD(Strategy):
     """
 
     splits_head: ClassVar[bool] = True
-    personal_model: ClassVar[bool] = True
     statistics: ClassVar[Needs] = Needs(classes=True)
 
     def client_memory(self, setting: Setting) -> Declarations:
@@ -36,20 +38,20 @@ class FedRoD(Strategy):
         head = {name: setting.params[name] for name in setting.head}
         return setting.like(GENERIC, head, initial=None)
 
+    @property
+    def personal_method(self) -> Strategy:
+        """Federated averaging's loss, of which the head alone is trained."""
+        return HeadAlone()
+
     def objective(self, local: Local) -> Objective:
         """The balanced softmax."""
-        count_c = local.classes.clamp(min=1).double()
-        return Objective(offset=torch.where(local.classes > 0, count_c.log(), OUT_OF_THE_SOFTMAX))
+        return Objective(offset=local.classes.double().log().clamp(min=OUT_OF_THE_SOFTMAX))
 
     def personal_start(self, local: Local, received: Tensors, trained: Tensors) -> Tensors:
         """The trained body with the head G + P."""
         own, generic = part(PERSONAL, local.memory), part(GENERIC, local.memory)
         heads = {name: trained[name] + own[name] - generic[name] for name in generic}
         return {**trained, **heads}
-
-    def personal_trainable(self, local: Local) -> Collection[str]:
-        """The head."""
-        return local.head
 
     def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """Keeps G."""
