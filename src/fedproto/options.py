@@ -20,6 +20,7 @@ import os
 import pkgutil
 import sys
 import threading
+import tomllib
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -136,6 +137,14 @@ def _declared(cls: type[Options]) -> dict[str, tuple[Any, Mapping[str, Any]]]:
         one.name: (hints[one.name], told(one.name)) for one in dataclasses.fields(cls)
     }
     return _DECLARED[cls]
+
+
+def parse_value(text: str) -> Any:
+    """A value as TOML writes it; what is none is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text
 
 
 def plain(value: Any) -> Any:

@@ -29,7 +29,7 @@ from typing import Any
 from fedproto.config.run import RunConfig, as_table, dotted_names, flatten, read_config
 from fedproto.disk.files import check_limit, user_path
 from fedproto.errors import ConfigError, unknown_name
-from fedproto.options import Options
+from fedproto.options import Options, parse_value
 from fedproto.strategies.base import STRATEGIES
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -141,7 +141,7 @@ def apply_overrides(recipe: Mapping[str, Any], overrides: Iterable[str]) -> dict
             raise ConfigError(f"--set {text}: write it as key=value, such as schedule.delta=0.5")
         if key in swept:
             raise ConfigError(f"--set {text}: the recipe sweeps over {key}; set sweep.{key}=[...]")
-        set_option(result, key, _parse_value(value.strip()))
+        set_option(result, key, parse_value(value.strip()))
     return result
 
 
@@ -273,13 +273,6 @@ def set_option(tables: dict[str, Any], key: str, value: Any) -> None:
     if last == "name" and tables.get("name") not in (None, value):
         tables.clear()  # the options of another class do not carry over
     tables[last] = value
-
-
-def _parse_value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
-        return text
 
 
 ROUNDS = 50

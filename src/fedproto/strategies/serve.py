@@ -20,7 +20,6 @@ Shapes: K clients of the cohort, C classes, D feature channels.
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -29,7 +28,7 @@ import torch
 from torch import Tensor
 
 from fedproto.errors import ConfigError, TrainingError
-from fedproto.options import option, options_to_dict, read_options
+from fedproto.options import option, options_to_dict, parse_value, read_options
 from fedproto.strategies.base import Part
 from fedproto.strategies.values import (
     Average,
@@ -137,10 +136,7 @@ class ServeOptions(Part):
             name, separator, value = word.partition("=")
             if not separator:
                 raise ConfigError(f"{where}: write options as 'average=ema decay=0.95'")
-            try:
-                given[name] = tomllib.loads(f"value = {value}")["value"]
-            except tomllib.TOMLDecodeError:
-                given[name] = value
+            given[name] = parse_value(value)
         if "also" in given:
             raise ConfigError(f"{where}: a further model cannot have further models")
         return read_options(ServeOptions, given, where)
