@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedproto import Centralized, FedAvg, FedProto, FedProx
+from fedproto import Centralized, FedAvg, FedProto, FedProx, Scaffold
 from fedproto.callback import Callback
 from fedproto.config.options import EvaluateOptions, StopOptions
 from fedproto.engines.training import TrainOptions
 from fedproto.errors import ConfigError
-from fedproto.rounds import run_rounds
+from fedproto.rounds import Run, run_rounds
 from fedproto.types import RoundRecord, num_bytes
 from helpers import begin, config_of, engine_for, planned, same_tensors, train, train_runs
 
@@ -128,6 +128,35 @@ def test_a_run_ends_early_when_asked(small_federation, small_model):
     train_runs([run], small_federation, small_model)
     assert len(run.records) < 50
     assert run.stop_reason == "accuracy reached the target 0.01"
+
+
+def test_a_run_that_ends_early_is_fine_tuned_on_new_clients_too(small_federation, small_model):
+    evaluate = EvaluateOptions(finetune_epochs=1)
+    config = replace(config_of(FedAvg(), rounds=50), stop=StopOptions(target=0.01))
+    run = begin(replace(config, evaluate=evaluate), small_model)
+    train_runs([run], small_federation, small_model)
+    assert ["finetuned_accuracy" in record.metrics for record in run.records] == [
+        *[False] * (len(run.records) - 1),
+        True,
+    ]
+
+
+def test_a_run_without_a_directory_goes_on_where_it_stands(small_federation, small_model):
+    """Its state began anew, beside the records of before, when it was trained a second time."""
+
+    def new() -> Run:
+        return Run(config_of(Scaffold(), rounds=4), small_federation, lambda: small_model)
+
+    at_once, in_parts = new(), new()
+    at_once.train()
+    in_parts.pause = 2
+    in_parts.train()
+    assert len(in_parts.records) == 2
+    in_parts.pause = None
+    in_parts.train()
+    in_parts.train()  # nothing is left to do
+    assert [one.round for one in in_parts.records] == [0, 1, 2, 3]
+    assert same_tensors(in_parts.state.params, at_once.state.params)
 
 
 def test_bytes_are_those_of_the_tensors(small_federation, small_model):

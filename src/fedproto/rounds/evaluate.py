@@ -44,8 +44,6 @@ def evaluate_round(
             continue
         if served:
             served |= _personal_scores(run, state.served, engine, setting)
-        if state.round == run.config.schedule.rounds:
-            served |= _finetuned_scores(run, state.served, engine)
     return [{name: finite(one) for name, one in found.items()} for found in scores]
 
 
@@ -102,7 +100,7 @@ def _personal_scores(
     return _summary(PERSONAL, engine.evaluate_personal(jobs))
 
 
-def _finetuned_scores(run: Run, state: ServerState, engine: Engine) -> dict[str, float]:
+def finetuned_scores(run: Run, state: ServerState, engine: Engine) -> dict[str, float]:
     """Mean scores on new clients of the served model, fine-tuned on each; nothing unless asked.
 
     New clients are those that never took part; all clients where every one did.
@@ -126,7 +124,7 @@ def _finetuned_scores(run: Run, state: ServerState, engine: Engine) -> dict[str,
         for one in engine.train(jobs)
         if isinstance(one, ClientUpdate)
     ]
-    return _summary(FINETUNED, scores)
+    return finite(_summary(FINETUNED, scores))
 
 
 def _tested(federation: Federation) -> list[int]:

@@ -19,7 +19,7 @@ from fedproto.measures import MEASURES, Gauge, MeasureOptions
 from fedproto.measures.base import finite
 from fedproto.measures.scores import PER_CLIENT
 from fedproto.rounds.aggregate import RoundOutcome, aggregate_round
-from fedproto.rounds.evaluate import SERVED, evaluate_round, models_to_test
+from fedproto.rounds.evaluate import SERVED, evaluate_round, finetuned_scores, models_to_test
 from fedproto.rounds.identity import reference_state
 from fedproto.rounds.jobs import RoundPlan, check_fits, plan_round, prepare
 from fedproto.strategies.values import Setting
@@ -84,10 +84,10 @@ def _run_round(
         record = _record(run, plan, outcome, score)
         if options.due(outcome.state.round, run.config.schedule.rounds):
             _measure(run, outcome.state, record, gauge, options)
-        ends = run.config.stop_reason([*run.records, record]) is not None
-        wanted = engine.holds_data and run.config.evaluate.test
-        if ends and wanted and PER_CLIENT not in record.tables:
-            _measure(run, outcome.state, record, gauge, MeasureOptions(what=("clients",)))
+        if run.config.evaluate.test and run.config.stop_reason([*run.records, record]) is not None:
+            record.metrics.update(finetuned_scores(run, outcome.state.served, engine))
+            if engine.holds_data and PER_CLIENT not in record.tables:
+                _measure(run, outcome.state, record, gauge, MeasureOptions(what=("clients",)))
         spent = seconds * share + time.perf_counter() - began
         notes = [*([outcome.note] if outcome.note else []), *incidents]
         record = replace(record, seconds=spent, note="; ".join(notes) or None)

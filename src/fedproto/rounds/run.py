@@ -187,7 +187,7 @@ class Run:
     def resume(self, data: Mapping[str, str]) -> None:
         """Goes back to the newest checkpoint, or to the beginning; its directory is locked."""
         initial = self.initial_state()
-        state: ServerState | None = None
+        state = self._state if self.records else None
         if self.store is not None:
             if self.store.format < FORMAT:
                 raise StoreError(
