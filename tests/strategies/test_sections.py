@@ -15,7 +15,11 @@ from fedproto import (
     ConfigError,
     FedAtt,
     FedAvg,
+    FedBABU,
+    FedPer,
     FedProto,
+    FedProtoTan,
+    FedRep,
     Scaffold,
     ServerOptions,
     Steady,
@@ -158,6 +162,10 @@ def test_sections_without_a_meaning_are_refused():
             read_config(tables)
     with pytest.raises(TrainingError, match=r"head.rows = 'holders' needs a model"):
         Method(FedAvg(), head=HeadOptions(rows="holders")).check(replace(SETTING, head=()))
+    for strategy in (FedPer(), FedRep(), FedBABU(), FedProtoTan(weights="personal")):
+        with pytest.raises(TrainingError, match="averages no last layer"):
+            Method(strategy, head=HeadOptions(rows="holders")).check(SETTING)
+        Method(strategy).check(SETTING)
     with pytest.raises(TrainingError, match="one dense layer of its features"):
         Method(FedAvg(), serve=ServeOptions(head="lda")).check(replace(SETTING, linear=False))
 
@@ -412,7 +420,16 @@ class Weighs(Strategy):
         return {
             "list": [1 / number] * number,
             "short": ClientWeights(torch.ones(1, dtype=DOUBLE)),
+            "number": ClientWeights(tensor(1.0)),
             "two": ClientWeights(torch.full((number,), 2 / number, dtype=DOUBLE)),
+            "two for a tensor": ClientWeights(
+                torch.full((number,), 1 / number, dtype=DOUBLE),
+                {"body": torch.full((number,), 2 / number, dtype=DOUBLE)},
+            ),
+            "two for a row": ClientWeights(
+                torch.full((number,), 1 / number, dtype=DOUBLE),
+                {"head.weight": tensor([[1.0, 0.0, 0.5], [1.0, 0.0, 0.5]])},
+            ),
         }[self.kind]
 
 
@@ -421,7 +438,10 @@ class Weighs(Strategy):
     [
         ("list", r"Weighs.weigh\(\) must return ClientWeights\(weights\), not a list"),
         ("short", "one weight per update, 2 here"),
+        ("number", "one weight per update, 2 here"),
         ("two", "sum to 1; these sum to 2"),
+        ("two for a tensor", "sum to 1; these sum to 2"),
+        ("two for a row", "sum to 1; these sum to 2"),
     ],
 )
 def test_weights_that_are_no_weights_are_a_clear_error(kind, words):

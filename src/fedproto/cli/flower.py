@@ -172,7 +172,6 @@ def _runs_of(
     configs = {name: config.defended() for name, config in read.items()}
     clients = _number_of_clients(configs.values()) if data_here else 0
     for name, config in configs.items():
-        config.aggregate.check_fits(pooled=config.strategy.pooled)
         if data_here:
             configs[name] = replace(config, flower=replace(config.flower, clients=clients))
     path = out or fresh_directory(source)

@@ -142,11 +142,15 @@ def _checked(method: Method, weights: ClientWeights, clients: int) -> ClientWeig
             f"{name} must return ClientWeights(weights), not a {type(weights).__name__}"
         )
     for share in (weights.client, *(weights.tensor or {}).values()):
-        if not isinstance(share, Tensor) or len(share) != clients:
+        if not isinstance(share, Tensor) or share.shape[:1] != (clients,):
             raise TrainingError(f"{name} must give one weight per update, {clients} here")
-    total = float(weights.client.sum())
-    if math.isfinite(total) and abs(total - 1) > 1e-3:
-        raise TrainingError(f"{name} must give weights that sum to 1; these sum to {total:.4g}")
+        total = share.sum(dim=0).flatten()
+        wrong = total.isfinite() & ((total - 1).abs() > 1e-3)
+        if share.dim() > 1:
+            wrong &= total != 0
+        if bool(wrong.any()):
+            found = float(total[wrong][0])
+            raise TrainingError(f"{name} must give weights that sum to 1; these sum to {found:.4g}")
     return weights
 
 

@@ -60,7 +60,6 @@ def check_fits(config: RunConfig, federation: Federation) -> None:
             f"strategy {type(strategy).__name__} needs train.epochs of at least"
             f" {strategy.least_epochs}, not {train.epochs}"
         )
-    config.aggregate.check_fits(pooled=strategy.pooled)
 
 
 def prepare(runs: Sequence[Run], engine: Engine) -> Setting:

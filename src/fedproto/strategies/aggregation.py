@@ -63,13 +63,10 @@ class AggregateOptions(Options):
         """Whether amounts and statistics that clients report are bounded by the cohort."""
         return self.rule != "mean" or self.max_claim is not None
 
-    def check_fits(self, *, pooled: bool) -> None:
-        """Refuses options that combine updates for a strategy that pools the clients' data."""
-        if pooled and (self.rule, self.clip_norm, self.max_share) != ("mean", None, None):
-            raise ConfigError(
-                "aggregate.rule and aggregate.clip_norm need several clients; centralised training"
-                " has one model and nothing to combine"
-            )
+    @property
+    def averages(self) -> bool:
+        """Whether updates are combined by their weights alone."""
+        return (self.rule, self.clip_norm, self.max_share) == ("mean", None, None)
 
 
 def combine(
@@ -96,10 +93,9 @@ def combine(
     scale = weights.scale if clip is None else clip * weights.scale
     params = dict(state.params)
     for name in updates[0].params:
-        old, share = state.params[name], (weights.tensor or {}).get(name, weights.client)
         values = [update.params[name] for update in updates]
-        combined = _combined if share.dim() == 1 else _combined_rows
-        params[name] = combined(options, old, values, share, scale)
+        share_k = (weights.tensor or {}).get(name, weights.client)
+        params[name] = _combined(options, state.params[name], values, share_k, scale)
     buffers = {}
     for name, old in state.buffers.items():
         values = [update.buffers[name] for update in updates]
@@ -157,52 +153,41 @@ def _combined(
     options: AggregateOptions,
     old: Tensor,
     values: Sequence[Tensor],
-    share: Tensor,
+    share_k: Tensor,
     scale: Tensor | float,
 ) -> Tensor:
-    """One tensor of the next model from the clients' ones."""
+    """One tensor of the next model from the clients' ones.
+
+    With shares row by row, ``[K, R]``, a row without any share stays.
+    """
     if options.rule == "median" and len(values) > 1:
         if isinstance(scale, Tensor):
             values = [
                 torch.lerp(old, value, one)
                 for value, one in zip(values, scale.tolist(), strict=True)
             ]
-        found = median(torch.stack(list(values)), share.to(old.device))
+        share_k = _along(share_k.to(old.device), old.dim() + 1)
+        found = torch.where(share_k.sum(dim=0) > 0, median(torch.stack(list(values)), share_k), old)
         return found if isinstance(scale, Tensor) or scale == 1 else torch.lerp(old, found, scale)
+    if share_k.dim() == 2:
+        share_k = share_k * torch.as_tensor(scale, dtype=share_k.dtype).view(-1, 1)
+        combined = old * _along((1 - share_k.sum(dim=0)).to(old), old.dim())
+        for value, share_r in zip(values, share_k.to(old), strict=True):
+            combined.addcmul_(value, _along(share_r, old.dim()))
+        return combined
     if isinstance(scale, Tensor):
-        share = share * scale
-        step = float(share.sum())
+        share_k = share_k * scale
+        step = float(share_k.sum())
         if step == 0:
             return old.clone()
-        return torch.lerp(old, weighted_average(values, share / step), step)
-    target = weighted_average(values, share)
+        return torch.lerp(old, weighted_average(values, share_k / step), step)
+    target = weighted_average(values, share_k)
     return target if scale == 1 else torch.lerp(old, target, scale)
 
 
-def _combined_rows(
-    options: AggregateOptions,
-    old: Tensor,
-    values: Sequence[Tensor],
-    share_kr: Tensor,
-    scale: Tensor | float,
-) -> Tensor:
-    """One tensor whose rows have shares of their own; a row without any share stays."""
-    if options.rule == "median":
-        rows = old.clone()
-        for row, share_k in enumerate(share_kr.unbind(dim=1)):
-            holders = share_k.nonzero().flatten()
-            if len(holders):
-                own = [values[holder][row] for holder in holders.tolist()]
-                factor = scale[holders] if isinstance(scale, Tensor) else scale
-                rows[row] = _combined(options, old[row], own, share_k[holders], factor)
-        return rows
-    share_kr = share_kr * torch.as_tensor(scale, dtype=share_kr.dtype).view(-1, 1)
-    sides = (-1, *[1] * (old.dim() - 1))
-    stays = (1 - share_kr.sum(dim=0)).to(old)
-    combined = old * stays.view(sides)
-    for value, share_r in zip(values, share_kr.to(old), strict=True):
-        combined.addcmul_(value, share_r.view(sides))
-    return combined
+def _along(share: Tensor, dimensions: int) -> Tensor:
+    """Shares of what lies along the first dimensions of a tensor with more of them."""
+    return share.view(*share.shape, *[1] * (dimensions - share.dim()))
 
 
 def update_norms(sent: Tensors, updates: Updates) -> Tensor:
@@ -231,9 +216,10 @@ _TOLERANCE = 1e-9
 def median(value_k: Tensor, share_k: Tensor) -> Tensor:
     """The weighted median of every number; the mean of the two middle ones where both are."""
     value_k, order = value_k.sort(dim=0)
-    cumulated_k = share_k[order].cumsum(dim=0)
-    lower = (cumulated_k < 0.5 - _TOLERANCE).sum(dim=0, keepdim=True)
-    upper = (cumulated_k < 0.5 + _TOLERANCE).sum(dim=0, keepdim=True).clamp(max=len(value_k) - 1)
+    share_k = _along(share_k, value_k.dim()).expand_as(value_k).gather(0, order)
+    cumulated_k, last = share_k.cumsum(dim=0), len(value_k) - 1
+    lower = (cumulated_k < 0.5 - _TOLERANCE).sum(dim=0, keepdim=True).clamp(max=last)
+    upper = (cumulated_k < 0.5 + _TOLERANCE).sum(dim=0, keepdim=True).clamp(max=last)
     both = value_k.gather(0, lower) + value_k.gather(0, upper)
     return (both / 2).squeeze(0)
 

@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedproto.errors import ConfigError
+from fedproto.errors import ConfigError, TrainingError
 from fedproto.options import Options, option
 from fedproto.strategies.aggregation import AggregateOptions
 from fedproto.strategies.base import Part, Strategy, known_head, personal_memory
@@ -250,9 +250,10 @@ class Method:
 
     def __post_init__(self) -> None:
         name = type(self.strategy).__name__
-        if self.strategy.pooled and len(self._parts) > 1:
+        if self.strategy.pooled and (len(self._parts) > 1 or not self.aggregate.averages):
             raise ConfigError(
-                f"{name} trains one model on all data: head.rows and serve.head need clients"
+                f"{name} trains one model on all data and has nothing to combine: head.rows,"
+                " serve.head, aggregate.rule, clip_norm and max_share need several clients"
             )
         if self.serve.sends_average and self.strategy.needs.before:
             raise ConfigError(
@@ -286,6 +287,12 @@ class Method:
         """Refuses a model with which the strategy or a section has no meaning."""
         for one in self._parts:
             one.check(setting)
+        kept = {*self.strategy.personal(setting)}
+        if self.head.by_class and (self.strategy.finetunes_head or kept >= {*setting.head}):
+            raise TrainingError(
+                f"{type(self.strategy).__name__} averages no last layer, which excludes head.rows;"
+                " set head.rows = 'average'"
+            )
 
     def server_memory(self, setting: Setting) -> Declarations:
         """Tensors that the server keeps from round to round."""
