@@ -32,7 +32,7 @@ function lineAt(x1, y1, x2, y2, attributes = {}) {
   return makeSvg("line", { x1, y1, x2, y2, stroke: variable("--line"), ...attributes });
 }
 
-// Round numbers from low to high, about so many.
+// Round numbers from low to high, about `count` of them.
 function marks(low, high, count, whole = false) {
   if (!(high > low)) return [low];
   const rough = (high - low) / count;
