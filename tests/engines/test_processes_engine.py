@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 
 import pytest
 import torch
@@ -91,6 +92,37 @@ def test_a_stopped_worker_is_noticed_and_changes_nothing(case, monkeypatch):
         engine.close()
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("reading", [True, False])
+def test_a_worker_that_stops_within_a_long_message_is_noticed(monkeypatch, tmp_path, reading):
+    """More than a pipe holds: whoever is at its other end waits until all of it is read."""
+    monkeypatch.setattr(pool, "IDLE_CHECKS", 5)
+    monkeypatch.setattr(pool, "CHECK_EVERY", 0.1)
+    sent, once = bytes(10**7), tmp_path / "stopped"
+
+    def write_some(self, buffer, *_):
+        once.touch()
+        os.write(self.fileno(), buffer[:1000])
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def work(task):
+        if not (reading or once.exists()):
+            monkeypatch.setattr(Connection, "_send", write_some)
+        return task
+
+    results = {}
+    workers = pool.WorkerPool(lambda _: work, [pool.CPU])
+    try:
+        (before,) = workers.pids
+        if reading:
+            os.kill(before, signal.SIGSTOP)
+        workers.run([sent], lambda place, result: results.update({place: result}))
+        assert workers.pids != [before]
+    finally:
+        workers.close()
+    assert results == {0: sent}
+
+
 def test_a_slow_task_is_not_taken_for_a_stopped_one(monkeypatch):
     monkeypatch.setattr(pool, "IDLE_CHECKS", 5)
     monkeypatch.setattr(pool, "CHECK_EVERY", 0.1)
@@ -138,9 +170,11 @@ class Deadly(Strategy):
 
 @dataclass(frozen=True)
 class Broken(Strategy):
+    unexpectedly: bool = False
+
     def objective(self, local):
         del local
-        raise ValueError("out of order")
+        raise (OSError if self.unexpectedly else ValueError)("out of order")
 
 
 def test_a_job_that_kills_every_worker_is_an_error(case):
@@ -153,14 +187,20 @@ def test_a_job_that_kills_every_worker_is_an_error(case):
         engine.close()
 
 
-def test_an_error_in_a_worker_is_told_and_the_engine_goes_on(case):
+@pytest.mark.parametrize(
+    ("unexpectedly", "text"),
+    [
+        (False, r"training client \d+ in round 0 .*out of order"),
+    ],
+)
+def test_an_error_in_a_worker_is_told_and_the_engine_goes_on(case, unexpectedly, text):
     federation, model = case
     good = jobs_of(federation, model, FedAvg())
     engine = engine_for("processes", federation, model, [], workers=2)
     try:
         before = bits(engine.train(good))
-        with pytest.raises(TrainingError, match=r"training client \d+ in round 0 .*out of order"):
-            engine.train(jobs_of(federation, model, Broken()) + good)
+        with pytest.raises(TrainingError, match=text):
+            engine.train(jobs_of(federation, model, Broken(unexpectedly)) + good)
         assert bits(engine.train(good)) == before
     finally:
         engine.close()

@@ -8,7 +8,6 @@ blocks it for ever, and its workers outlive a parent that is killed.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import io
 import multiprocessing
@@ -18,8 +17,9 @@ import signal
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -45,6 +45,8 @@ doubles with every attempt at a task."""
 class _Worker:
     process: Any
     connection: Connection
+    make_work: MakeWork | None
+    """What it has still to be sent before its first task."""
     used: float | None = None
     idle: int = 0
 
@@ -73,6 +75,7 @@ class WorkerPool:
             raise OSError("a pool's worker cannot start processes of its own")
         self._make_work, self._devices = make_work, devices
         self._callback = callback or Callback()
+        self._threads = ThreadPoolExecutor(len(devices))
         self._workers: list[_Worker] = []
         for device in devices:
             self._workers.append(self._start(device))
@@ -90,38 +93,45 @@ class WorkerPool:
         """
         waiting = deque(range(len(tasks)))
         attempts = [0] * len(tasks)
-        busy: dict[int, int] = {}
-        while waiting or busy:
-            for number in range(len(self._workers)):
-                if waiting and number not in busy:
-                    index = waiting.popleft()
+        idle = deque(range(len(self._workers)))
+        busy: dict[Future[tuple[bool, Any] | None], tuple[int, int]] = {}
+        try:
+            while waiting or busy:
+                while waiting and idle:
+                    number, index = idle.popleft(), waiting.popleft()
                     attempts[index] += 1
-                    busy[number] = index
-                    self._send(number, tasks[index])
-            ready = self._ready(busy)
-            # Others may wait long for a compiler, which is a process of its own.
-            waits = self._forked and not ready
-            hanging = [one for one in busy if waits and self._hangs(one, attempts[busy[one]])]
-            for number in [*ready, *hanging]:
-                index = busy.pop(number)
-                answer = None if number in hanging else self._receive(number)
-                if answer is None:
-                    self._check_start(number)
-                    if attempts[index] == ATTEMPTS:
-                        raise TrainingError(
-                            f"a worker process was killed or hung {ATTEMPTS} times over the"
-                            " same client (out of memory?); use engine.name = 'reference'"
-                        )
-                    self._replace(number)
-                    waiting.appendleft(index)
-                    continue
-                failed, result = answer
-                if failed:
-                    # Late results must not be taken for those of the next tasks.
-                    for other in busy:
-                        self._replace(other)
-                    raise TrainingError(result)
-                on_result(index, result)
+                    worker = self._workers[number]
+                    worker.used, worker.idle = None, 0
+                    answer = self._threads.submit(self._exchanged, worker, tasks[index])
+                    busy[answer] = number, index
+                done, _ = wait(busy, timeout=CHECK_EVERY, return_when=FIRST_COMPLETED)
+                # Others may wait long for a compiler, which is a process of its own.
+                for number, index in busy.values() if self._forked and not done else ():
+                    self._end_if_hanging(self._workers[number], attempts[index])
+                for answer in done:
+                    number, index = busy.pop(answer)
+                    idle.append(number)
+                    found = answer.result()
+                    if found is None:
+                        self._check_start(number)
+                        if attempts[index] == ATTEMPTS:
+                            raise TrainingError(
+                                f"a worker process was killed or hung {ATTEMPTS} times over the"
+                                " same client (out of memory?); use engine.name = 'reference'"
+                            )
+                        self._replace(number)
+                        waiting.appendleft(index)
+                    elif found[0]:
+                        raise TrainingError(found[1])
+                    else:
+                        on_result(index, found[1])
+        finally:
+            # Late results must not be taken for those of the next tasks.
+            for number, _ in busy.values():
+                self._workers[number].process.kill()
+            wait(busy)
+            for number, _ in busy.values():
+                self._replace(number)
 
     def close(self) -> None:
         """Ends the workers."""
@@ -133,6 +143,7 @@ class WorkerPool:
                 worker.process.kill()
                 worker.process.join()
         self._workers.clear()
+        self._threads.shutdown()
 
     def _start(self, device: torch.device) -> _Worker:
         ours, theirs = self._context.Pipe()
@@ -148,10 +159,7 @@ class WorkerPool:
             warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
             process.start()
         theirs.close()
-        if not self._forked:
-            with contextlib.suppress(OSError):
-                ours.send(self._make_work)
-        return _Worker(process, ours)
+        return _Worker(process, ours, make_work=None if self._forked else self._make_work)
 
     def _replace(self, number: int) -> None:
         old = self._workers[number]
@@ -172,40 +180,33 @@ class WorkerPool:
                 ' below `if __name__ == "__main__":`, since every process reads the script'
             )
 
-    def _send(self, number: int, task: Any) -> None:
-        worker = self._workers[number]
-        worker.used, worker.idle = None, 0
-        # One that died idle is noticed when its pipe is read.
-        with contextlib.suppress(OSError):
-            worker.connection.send_bytes(_packed(task))
+    def _exchanged(self, worker: _Worker, task: Any) -> tuple[bool, Any] | None:
+        """A worker's answer to a task; None if it has ended.
 
-    def _receive(self, number: int) -> tuple[bool, Any] | None:
-        """A worker's answer; None if it has ended."""
+        In a thread: what a pipe cannot hold waits for its reader, who may have stopped.
+        """
         try:
-            answer = self._workers[number].connection.recv_bytes()
+            if worker.make_work is not None:
+                worker.connection.send(worker.make_work)
+                worker.make_work = None
+            worker.connection.send_bytes(_packed(task))
+            answer = worker.connection.recv_bytes()
         except (EOFError, OSError):
             return None
-        failed, result = _unpacked(answer, self._devices[0])
-        return failed, result
+        found: tuple[bool, Any] = _unpacked(answer, self._devices[0])
+        return found
 
-    def _ready(self, busy: dict[int, int]) -> list[int]:
-        of = {self._workers[number].connection: number for number in busy}
-        found = wait(list(of), timeout=CHECK_EVERY)
-        return sorted(of[connection] for connection in found)  # type: ignore[index]
-
-    def _hangs(self, number: int, attempt: int) -> bool:
-        """Whether a busy worker has stopped computing; unknown, so no, without ``/proc``."""
-        worker = self._workers[number]
+    def _end_if_hanging(self, worker: _Worker, attempt: int) -> None:
+        """Ends a worker that has stopped computing, which is unknown without ``/proc``."""
         used = _processor_time(worker.process.pid)
         worker.idle = worker.idle + 1 if used is not None and used == worker.used else 0
         worker.used = used
-        if worker.idle < IDLE_CHECKS * 2 ** (attempt - 1):
-            return False
-        self._callback.on_notice(
-            f"a worker process did not respond for {worker.idle * CHECK_EVERY:.0f} s and was"
-            " replaced; its task is done again"
-        )
-        return True
+        if worker.idle == IDLE_CHECKS * 2 ** (attempt - 1):
+            worker.process.kill()
+            self._callback.on_notice(
+                f"a worker process did not respond for {worker.idle * CHECK_EVERY:.0f} s and was"
+                " replaced; its task is done again"
+            )
 
 
 def _processor_time(pid: int) -> float | None:
