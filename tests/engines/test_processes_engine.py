@@ -191,6 +191,7 @@ def test_a_job_that_kills_every_worker_is_an_error(case):
     ("unexpectedly", "text"),
     [
         (False, r"training client \d+ in round 0 .*out of order"),
+        (True, r"a worker process failed \(OSError: out of order\); engine\.name = 'reference'"),
     ],
 )
 def test_an_error_in_a_worker_is_told_and_the_engine_goes_on(case, unexpectedly, text):

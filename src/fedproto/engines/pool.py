@@ -238,10 +238,13 @@ def _serve(
             task = connection.recv_bytes()
             try:
                 work = work or make(device)
-                answer = (False, work(_unpacked(task, device)))
+                answer = _packed((False, work(_unpacked(task, device))))
             except TrainingError as error:
-                answer = (True, str(error))
-            connection.send_bytes(_packed(answer))
+                answer = _packed((True, str(error)))
+            except Exception as error:  # noqa: BLE001 - a user's code can fail in any way
+                text = f"a worker process failed ({type(error).__name__}: {error})"
+                answer = _packed((True, f"{text}; engine.name = 'reference' shows where"))
+            connection.send_bytes(answer)
     except (EOFError, OSError):
         pass
     finally:
