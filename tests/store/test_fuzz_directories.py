@@ -14,6 +14,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -23,20 +24,27 @@ from fedproto.config import digest_of
 from fedproto.disk.integrity import sealed, unsealed
 from fedproto.errors import FedprotoError
 from fedproto.store import RunStore
+from fedproto.store.checkpoints import read_tensors, tensors_file
+from fedproto.store.sweeps import create_sweep
 from fuzzing import CASES, ODD, fuzzed
 from helpers import simulate
 from run_directories import snapshot, tiny
+
+
+def two_of_three_rounds(path: Path, **sections) -> None:
+    """A run whose last round is still to be done."""
+    store = RunStore.create(path, tiny(schedule={"rounds": 3, "cohort": 2}, **sections))
+    simulate([store])
+    lines = (path / "rounds.jsonl").read_bytes().splitlines(keepends=True)
+    (path / "rounds.jsonl").write_bytes(b"".join(lines[:2]))
+    (path / "checkpoints" / "round-000003.safetensors").unlink()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A run of four rounds with two done, and what must not change outside of it."""
     folder = tmp_path_factory.mktemp("directories")
-    store = RunStore.create(folder / "whole", tiny(schedule={"rounds": 3, "cohort": 2}))
-    simulate([store])
-    lines = (store.path / "rounds.jsonl").read_bytes().splitlines(keepends=True)
-    (store.path / "rounds.jsonl").write_bytes(b"".join(lines[:2]))
-    (store.path / "checkpoints" / "round-000003.safetensors").unlink()
+    two_of_three_rounds(folder / "whole")
     outside = folder / "outside"
     outside.mkdir()
     for name in ("README.md", "round-000001.safetensors", "measures.json"):
@@ -127,6 +135,75 @@ def test_analyses_of_strangers(folder, where, new):
         found = changed(json.loads(file.read_text()), where, new)
         (run / "analysis" / file.name).write_text(json.dumps(found))
     quietly("report", run)
+
+
+REMEMBERED = {
+    "strategy": {"name": "ditto"},
+    "data": {"name": "digits", "clients": 12, "validation": 0.2},
+    "serve": {"average": "ema", "also": ["average=window"]},
+    "store": {"best": True},
+}
+"""Clients, the served model and others beside it, and the best one have files or tensors."""
+
+TENSORS = {
+    "integers": torch.Tensor.long,
+    "doubles": torch.Tensor.double,
+    "flat": torch.Tensor.flatten,
+    "longer": lambda one: one.flatten().repeat(2),
+    "empty": lambda one: one.flatten()[:0],
+    "number": torch.Tensor.sum,
+    "not a number": lambda one: torch.full_like(one.float(), torch.nan),
+    "huge": lambda one: torch.full_like(one.float(), 1e38),
+}
+GONE, RENAMED = "gone", "renamed"
+
+
+@fuzzed
+@given(
+    kind=st.sampled_from(["checkpoints/round-*", "checkpoints/best*", "clients/*/*"]),
+    which=st.integers(0, 20),
+    tensors=st.dictionaries(
+        st.integers(0, 100), st.sampled_from([GONE, RENAMED, *TENSORS]), max_size=3
+    ),
+    about=st.dictionaries(st.sampled_from(["round", "digest", "client"]), VALUES, max_size=1),
+    command=st.sampled_from([["resume", "-q"], ["export"], ["export", "--best"], ["check"]]),
+)
+@example(  # half of an averaged model
+    kind="checkpoints/round-*", which=0, tensors={6: GONE}, about={}, command=["resume", "-q"]
+)
+@pytest.mark.timeout(max(300, CASES))
+def test_tensors_with_right_fingerprints(folder, kind, which, tensors, about, command):
+    """Checkpoints, the best model and what clients kept."""
+    if not (folder / "remembered").exists():
+        two_of_three_rounds(folder / "remembered", **REMEMBERED)
+    run = folder / "tensors"
+    shutil.rmtree(run, ignore_errors=True)
+    shutil.copytree(folder / "remembered", run)
+    files = sorted(run.glob(kind))
+    file = files[which % len(files)]
+    told, found = read_tensors(file)
+    names = sorted(found)
+    for place, change in tensors.items():
+        name = names[place % len(names)]
+        one = found.pop(name, None)
+        if one is not None and change != GONE:
+            found[name + "/x" * (change == RENAMED)] = TENSORS.get(change, torch.clone)(one)
+    file.write_bytes(tensors_file(found, told | about))
+    quietly(command[0], run, *command[1:])
+
+
+@fuzzed
+@given(where=st.integers(0, 10_000), new=VALUES)
+def test_sweeps_with_right_fingerprints(folder, where, new):
+    sweep = folder / "sweep"
+    if not sweep.exists():
+        simulate(create_sweep(sweep, {"a": tiny(), "b": tiny(seed=1)}))
+        shutil.copy(sweep / "sweep.json", folder / "sweep.json")
+    tables = changed(unsealed((folder / "sweep.json").read_bytes()), where, new)
+    with contextlib.suppress(ValueError):  # what is no number of JSON cannot be written at all
+        (sweep / "sweep.json").write_bytes(sealed(tables))
+    for command in (["compare"], ["check"], ["report"]):
+        quietly(*command, sweep)
 
 
 NAMES = [

@@ -89,9 +89,10 @@ def with_memory(config: RunConfig, state: ServerState, setting: Setting) -> Serv
         StoreError: If a state from later on lacks something or holds it in another shape.
     """
     declared = config.method.server_memory(setting)
+    begun = {name.rpartition("/")[0] for name in state.memory}  # of a model, all or nothing is kept
     for name, one in declared.items():
-        kept = state.memory.get(name)
-        if kept is None and (state.round == 0 or one.initial is None):
+        kept, later = state.memory.get(name), name.rpartition("/")[0] not in begun
+        if kept is None and (state.round == 0 or (one.initial is None and later)):
             continue
         if kept is None or tuple(kept.shape) != one.shape or kept.dtype != one.dtype:
             raise StoreError(
