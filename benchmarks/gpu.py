@@ -124,7 +124,7 @@ class _Precision:
         self._options = EngineOptions(device=str(_device()), tf32=tf32)
 
     def __enter__(self) -> None:
-        self._context = self._options.precision()
+        self._context = self._options.computing()
         self._context.__enter__()
 
     def __exit__(self, *error: object) -> None:

@@ -172,7 +172,7 @@ def plain_loop(
         optimizer.step()
 
     if capture:
-        with options.precision():
+        with options.computing():
             aside = torch.cuda.Stream()
             with torch.cuda.stream(aside):
                 for _ in range(3):
@@ -183,7 +183,7 @@ def plain_loop(
                 step()
 
     def train() -> None:
-        with options.precision():
+        with options.computing():
             for _ in range(steps):
                 graph.replay() if capture else step()
 

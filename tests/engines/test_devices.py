@@ -1,5 +1,6 @@
 """Jobs shared out among several devices, for which two processes on the CPU stand in."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from engine_cases import (
 from fedproto import Ditto, FedAvg, FedProto, Moon, Scaffold, with_features
 from fedproto.engines.base import EngineOptions
 from fedproto.engines.processes import DevicesEngine, shares_of
+from fedproto.engines.stacking.network import Network
 from fedproto.errors import ConfigError
 from fedproto.models.base import build_model
 
@@ -73,6 +75,51 @@ def test_devices_that_are_not_there_are_named(monkeypatch):
     assert EngineOptions().process_devices() == [torch.device("cuda")]
     with pytest.raises(ConfigError, match="this machine has 2 CUDA devices"):
         EngineOptions(devices=3).process_devices()
+    monkeypatch.setattr(EngineOptions, "torch_device", lambda _: torch.device("cuda", 1))
+    assert EngineOptions(devices=0).process_devices() == [torch.device("cuda", 1)]
+    with pytest.raises(ConfigError, match="cuda:1 is the first"):
+        EngineOptions(devices=2).process_devices()
+
+
+@pytest.mark.parametrize("engine", ["reference", "stacked"])
+def test_an_engine_works_on_its_device(monkeypatch, engine):
+    """Kernels and graphs go to the current device: elsewhere they would find other tensors."""
+    current, used = [torch.device("cuda", 0)], []
+
+    @contextlib.contextmanager
+    def computing(_):
+        current.append(torch.device("cuda", 1))
+        yield
+        current.pop()
+
+    def watched(self, *given):
+        used.append(current[-1])
+        return forward(self, *given)
+
+    forward = torch.nn.Module.__call__ if engine == "reference" else Network.outputs
+    monkeypatch.setattr(EngineOptions, "computing", computing)
+    owner, name = (torch.nn.Module, "__call__") if engine == "reference" else (Network, "outputs")
+    federation = small_federation()
+    model = build_model(MODELS["mlp"], federation.input_shape, federation.num_classes, seed=5)
+    made = engine_for(engine, federation, model.double(), [])
+    jobs = jobs_of(federation, model, Everything())
+    monkeypatch.setattr(owner, name, watched)
+    made.train(jobs)
+    made.evaluate([jobs[0].state], federation.test_indices)
+    made.evaluate_personal(jobs[:1])
+    assert set(used) == {torch.device("cuda", 1)}
+
+
+def test_the_configured_device_is_the_current_one(monkeypatch):
+    entered = []
+    monkeypatch.setattr(EngineOptions, "torch_device", lambda _: torch.device("cuda", 1))
+    monkeypatch.setattr(
+        torch.cuda, "device", lambda device: contextlib.nullcontext(entered.append(device))
+    )
+    with EngineOptions(tf32=True).computing():
+        assert torch.get_float32_matmul_precision() == "high"
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert entered == [torch.device("cuda", 1)]
 
 
 def test_a_script_without_a_guard_is_told_where_to_put_one(tmp_path):

@@ -91,19 +91,27 @@ class EngineOptions(Options):
             return [device]
         if device.type != "cuda":
             return [device] * max(self.devices, 1)
-        there = torch.cuda.device_count()
-        if self.devices > there:
+        first, there = device.index or 0, torch.cuda.device_count()
+        if first + self.devices > there:
             raise ConfigError(
-                f"engine.devices = {self.devices}: this machine has {there} CUDA devices; use 0 for"
-                " all of them"
+                f"engine.devices = {self.devices}: this machine has {there} CUDA devices, of which"
+                f" cuda:{first} is the first to be used; use 0 for all from there on"
             )
-        return [torch.device("cuda", number) for number in range(self.devices or there)]
+        end = first + self.devices if self.devices else there
+        return [torch.device("cuda", number) for number in range(first, end)]
 
-    def precision(self) -> contextlib.AbstractContextManager[object]:
-        """Full float32 products, or tf32 where configured; restores the settings afterwards."""
-        if self.torch_device().type != "cuda":
-            return contextlib.nullcontext()
-        return products(tf32=self.tf32, tune=self.tune)
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """Makes a CUDA device the current one, with float32 products as configured, for a while.
+
+        Kernels start and graphs are captured on the current device, wherever their tensors lie.
+        """
+        device = self.torch_device()
+        if device.type != "cuda":
+            yield
+            return
+        with torch.cuda.device(device), products(tf32=self.tf32, tune=self.tune):
+            yield
 
     def autocast(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
         """Mixed precision where it was asked for and the device is a GPU.

@@ -69,7 +69,7 @@ class ReferenceEngine(Engine):
         results: list[ClientUpdate | ClientFailure] = []
         for job in jobs:
             try:
-                with self.workload.options.precision():
+                with self.workload.options.computing():
                     started = time.perf_counter()
                     update = self.train_client(job)
                     results.append(replace(update, seconds=time.perf_counter() - started))
@@ -83,7 +83,7 @@ class ReferenceEngine(Engine):
     def evaluate(self, states: Sequence[ServerState], indices: Indices) -> list[dict[str, float]]:
         """Tests the models one after another."""
         task = self.workload.task
-        with self.workload.options.precision():
+        with self.workload.options.computing():
             tallies = [self.tally(state, indices) for state in states]
         return [{} if tally is None else task.metrics(tally) for tally in tallies]
 

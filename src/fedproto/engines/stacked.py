@@ -77,7 +77,8 @@ class StackedEngine(Engine):
         if strategy not in self._failing_terms:
             self._failing_terms[strategy] = None
             try:
-                self._try_term(job)
+                with self.workload.options.computing():
+                    self._try_term(job)
             except Exception as error:  # noqa: BLE001 - a user's code can fail in any way
                 name = type(strategy).__name__
                 self._failing_terms[strategy] = f"{name} is not stacked: {reason_of(error)}"
@@ -97,7 +98,7 @@ class StackedEngine(Engine):
         """Runs the jobs of a kind together, split where they do not fit."""
         jobs = [job.personalised() for job in jobs]
         results: dict[int, ClientUpdate | ClientFailure] = {}
-        with self.workload.options.precision():
+        with self.workload.options.computing():
             for group in self._alike(jobs):
                 order = sorted(group, key=lambda index: -jobs[index].batches.steps)
                 members = [group[index] for index in order]
@@ -113,7 +114,7 @@ class StackedEngine(Engine):
             return [{} for _ in states]
         if not self.stacks or self._network.lacks_statistics(states):
             return self.substitute().evaluate(states, indices)
-        with self.workload.options.precision():
+        with self.workload.options.computing():
             tallies = self._observer.tallies(self._packed(states), len(states), indices)
         return [self.workload.task.metrics(tally) for tally in tallies]
 

@@ -60,7 +60,7 @@ class Probe:
         """Logits and targets of some samples, batch by batch, in any order of the samples."""
         for part in self._ready(state, indices):
             for inputs, targets in self._batches(part):
-                with self._options.precision():
+                with self._options.computing():
                     found = self._model(inputs)
                 yield found, targets
 
@@ -69,7 +69,7 @@ class Probe:
         """One sample's logits ``[1, C, ...]``, features ``[1, D, ...]`` and target ``[1, ...]``."""
         (part,) = self._ready(state, np.array([index]))
         ((inputs, target),) = self._batches(part)
-        with self._options.precision():
+        with self._options.computing():
             return self._model(inputs), features_of(self._model)(inputs), target
 
     @torch.no_grad()
@@ -113,7 +113,7 @@ class Probe:
     def gradient_distances(self, state: ServerState, clients: Sequence[int]) -> Tensor:
         """``‖∇L_k(W) − ∇L(W)‖²`` of some clients, ``[K]`` in float64; ∇L is over all of them."""
         complete = self._complete(state)
-        with self._options.precision():
+        with self._options.computing():
             load_state(self._model, state)
             reference = (
                 self._gradient(self.federation.train_indices(POOLED))
@@ -191,7 +191,7 @@ class Probe:
     def _vectors(self, state: ServerState, indices: Indices) -> Iterator[tuple[Tensor, Tensor]]:
         for part in self._ready(state, indices):
             for inputs, targets in self._batches(part):
-                with self._options.precision():
+                with self._options.computing():
                     found = features_of(self._model)(inputs)
                 yield self.task.labelled_features(found, targets)
 
