@@ -13,6 +13,7 @@ from fedproto.config.options import EvaluateOptions, StopOptions
 from fedproto.engines.training import TrainOptions
 from fedproto.errors import ConfigError
 from fedproto.rounds import Run, run_rounds
+from fedproto.strategies.serve import ServeOptions
 from fedproto.types import RoundRecord, num_bytes
 from helpers import begin, config_of, engine_for, planned, same_tensors, train, train_runs
 
@@ -157,6 +158,18 @@ def test_a_run_without_a_directory_goes_on_where_it_stands(small_federation, sma
     in_parts.train()  # nothing is left to do
     assert [one.round for one in in_parts.records] == [0, 1, 2, 3]
     assert same_tensors(in_parts.state.params, at_once.state.params)
+
+
+def test_the_jobs_of_a_round_share_one_model(small_federation, small_model):
+    """With a served model there was a copy per job."""
+    config = replace(config_of(FedAvg(), delta=0.0), serve=ServeOptions(average="ema"))
+    run = begin(config, small_model)
+    next(run_rounds([run], engine_for(small_federation, small_model)))
+    assert run.state.served_model is not None
+    states = {id(job.state): job.state for job in planned(run, small_federation).jobs}
+    (sent,) = states.values()
+    assert sent.params is run.state.params
+    assert sent.served_model is None
 
 
 def test_bytes_are_those_of_the_tensors(small_federation, small_model):

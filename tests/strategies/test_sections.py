@@ -408,6 +408,23 @@ def test_the_served_head_belongs_to_the_received_model_and_training_goes_on():
     assert state.memory[COUNT].sum() == 400
 
 
+@pytest.mark.parametrize(
+    ("round_", "fade", "share"), [(0, 2.0, 1.0), (2, 2.0, 0.5), (6, 2.0, 0.25), (6, 0.0, 1.0)]
+)
+def test_a_computed_head_is_added_to_the_trained_one_and_fades(round_, fade, share):
+    features, labels = labelled(3)
+    trained = tensor([[1.0, -2.0], [0.5, 3.0], [-1.0, 0.0]])
+    method = Method(FedAvg(), serve=ServeOptions(head="lda", add=True, fade=fade))
+    state = replace(begun(method, round_), params={**PARAMS, "head.weight": trained})
+    reports = [update(0, [[5.0] * 2] * 3, **told(features, labels))]
+    found = after(method, state, reports).served.params["head.weight"]
+    seen = statistics(features, labels)
+    count = seen.count.double()
+    both = share * gaussian_head(count, seen.sums, seen.products)[0] + trained
+    factor = temperature(both, torch.zeros(3, dtype=DOUBLE), count, seen.sums)
+    assert torch.allclose(found, factor * both, rtol=1e-9)
+
+
 @dataclass(frozen=True)
 class Weighs(Strategy):
     """Gives weights of any kind."""

@@ -37,46 +37,37 @@ def evaluate_round(
     setting: Setting,
 ) -> list[dict[str, dict[str, float]]]:
     """Scores of every run after a round, of each model that it tests by name; none if not due."""
-    scores = _scores(runs, states, engine)
-    for run, state, found in zip(runs, states, scores, strict=True):
-        served = found[SERVED]
-        if not run.config.evaluate.test:
-            continue
-        if served:
-            served |= _personal_scores(run, state.served, engine, setting)
-    return [{name: finite(one) for name, one in found.items()} for found in scores]
+    tested = [models_to_test(run, state) for run, state in zip(runs, states, strict=True)]
+    scores: list[dict[str, dict[str, float]]] = [{name: {} for name in one} for one in tested]
+    due = [
+        (run, models, found)
+        for run, state, models, found in zip(runs, states, tested, scores, strict=True)
+        if run.config.evaluate.due(state.round, run.config.schedule.rounds)
+    ]
+    federation = engine.workload.federation
+    for prefix, indices in (("", federation.test_indices), ("validation_", federation.validation)):
+        # All models at once: an engine may test them together.
+        asked = [
+            (model, found[name])
+            for run, models, found in due
+            if (
+                len(indices) and run.config.wants_validation if prefix else run.config.evaluate.test
+            )
+            for name, model in models.items()
+        ]
+        metrics = engine.evaluate([model for model, _ in asked], indices) if asked else []
+        for (_, own), values in zip(asked, metrics, strict=True):
+            own |= {prefix + name: value for name, value in values.items()}
+    for run, models, found in due:
+        if run.config.evaluate.test and found[SERVED]:
+            found[SERVED] |= _personal_scores(run, models[SERVED], engine, setting)
+    return [{name: finite(own) for name, own in found.items()} for found in scores]
 
 
 def models_to_test(run: Run, state: ServerState) -> dict[str, ServerState]:
     """The served model, under an empty name, and those of ``serve.also``."""
     others = {name: state.also.get(name, state) for name in run.config.serve.also}
     return {SERVED: state.served, **others}
-
-
-def _scores(
-    runs: Sequence[Run], states: Sequence[ServerState], engine: Engine
-) -> list[dict[str, dict[str, float]]]:
-    """Scores on test and validation data, of all models that are due at once."""
-    federation = engine.workload.federation
-    scores: list[dict[str, dict[str, float]]] = []
-    tested: list[tuple[ServerState, dict[str, float]]] = []
-    validated: list[tuple[ServerState, dict[str, float]]] = []
-    for run, state in zip(runs, states, strict=True):
-        models, options = models_to_test(run, state), run.config.evaluate
-        own: dict[str, dict[str, float]] = {name: {} for name in models}
-        scores.append(own)
-        if options.due(state.round, run.config.schedule.rounds):
-            due = [(model, own[name]) for name, model in models.items()]
-            tested += due if options.test else []
-            validated += due if len(federation.validation) and run.config.wants_validation else []
-    for prefix, due, indices in (
-        ("", tested, federation.test_indices),
-        ("validation_", validated, federation.validation),
-    ):
-        metrics = engine.evaluate([model for model, _ in due], indices) if due else []
-        for (_, found), values in zip(due, metrics, strict=True):
-            found |= {prefix + name: value for name, value in values.items()}
-    return scores
 
 
 def _personal_scores(

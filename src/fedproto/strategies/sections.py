@@ -266,15 +266,11 @@ class Method:
             )
 
     @property
-    def _serves(self) -> tuple[ServeOptions, ...]:
-        """The options of the served model, and of those that are tested beside it."""
-        return (self.serve, *self.serve.others)
-
-    @property
     def _parts(self) -> tuple[Part, ...]:
         """The strategy, and the sections to which clients report."""
-        heads = (self.head,) if self.head.by_class else ()
-        return (self.strategy, *heads, *(one for one in self._serves if one.computes_head))
+        rows = (self.head,) if self.head.by_class else ()
+        served = (one for one in (self.serve, *self.serve.others) if one.computes_head)
+        return (self.strategy, *rows, *served)
 
     @cached_property
     def needs(self) -> Needs:
