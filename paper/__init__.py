@@ -5,6 +5,6 @@ holds one file per table or figure. An experiment says which runs it wants; the 
 which of them exist; `reproduction` trains the rest and lets the experiment draw.
 """
 
-from paper import baselines, measures  # registered for the archived runs that have them
+from paper import baselines, measures, settings  # registered for the runs that have them
 
-__all__ = ["baselines", "measures"]
+__all__ = ["baselines", "measures", "settings"]

@@ -35,7 +35,10 @@ COLUMNS = (
 
 @functools.cache
 def published() -> dict[str, dict[str, Any]]:
-    """Per setting the source, the figures by method, and how our setting differs from theirs."""
+    """Per setting the source, the figures by method, and how our setting differs from theirs.
+
+    Also the methods to train first, where these are not all that have a figure.
+    """
     text = (Path(__file__).parents[1] / "field.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
@@ -45,15 +48,19 @@ class Field(Experiment):
     """Methods in the settings of published tables, also where a run is still on its way."""
 
     title = "Published results of the field, and ours in the same setting"
-    cases = ("field-cnn", "field-resnet", "field-heads")
+    cases = ("field-cnn", "field-cnn-all", "field-resnet", "field-heads")
 
     def requests(self, scope: Scope) -> list[Request]:
-        """All runs of the settings' recipes, with their own seeds."""
-        return [
-            Request(case.name, config, begun=True)
-            for case in scope.cases(self.cases)
-            for config in case.runs(own_seeds=scope.seeds is None)
-        ]
+        """All runs of the settings' recipes, with their own seeds; the deciding ones come first."""
+        found = []
+        for case in scope.cases(self.cases):
+            entry = published()[case.name]
+            first = entry.get("first", entry["figures"])
+            found += [
+                Request(case.name, config, begun=True, order=int(config.title not in first))
+                for config in case.runs(own_seeds=scope.seeds is None)
+            ]
+        return found
 
     def render(self, scope: Scope, results: FoundRuns, output: Output) -> None:
         """A row per setting and method, and what explains the distances."""

@@ -36,9 +36,6 @@ PARTITIONERS = {
     "dirichlet-class": lambda labels, rng, clients: by_dirichlet_per_class(
         labels, rng, clients=clients, alpha=0.5, min_size=1
     ),
-    "dirichlet-class in blocks": lambda labels, rng, clients: by_dirichlet_per_class(
-        labels, rng, clients=clients, alpha=0.5, min_size=1, blocks=2
-    ),
     "quantity": lambda labels, rng, clients: by_quantity(
         labels, rng, clients=clients, alpha=1.0, min_size=1
     ),
@@ -151,20 +148,6 @@ def test_per_class_dirichlet_has_unequal_sizes_above_the_minimum():
     sizes = np.array([len(part) for part in parts])
     assert sizes.min() >= 30
     assert sizes.std() > 50
-
-
-def test_blocks_share_even_parts_out_each_among_its_own_clients():
-    labels = np.repeat(np.arange(5), 200)
-    parts = by_dirichlet_per_class(
-        labels, np.random.RandomState(0), clients=6, alpha=1e-6, min_size=1, blocks=3
-    )
-    sizes = [len(part) for part in parts]
-    assert sum(sizes[:2]) == 334
-    assert sum(sizes[2:4]) == sum(sizes[4:]) == 333
-    for first, second in zip(parts[::2], parts[1::2], strict=True):
-        held = [set(labels[part]) for part in (first, second)]
-        assert held[0] | held[1] == set(range(5)), "a block has all classes"
-        assert not held[0] & held[1], "but no class is divided"
 
 
 def test_quantity_skew_keeps_the_mix_of_classes():

@@ -9,14 +9,20 @@ import sys
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedproto.cli import main
+from fedproto.models import build_model
+from fedproto.models.resnet import ResNet18Options
 from fedproto.store import RunStore
 from fedproto.strategies.serve import ServeOptions
 from fedproto.types import RoundRecord
 from paper.cases import Scope
 from paper.experiments.field import Field, published
+from paper.settings import UniformResNet18, by_windows, thinned
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = "schedule.rounds=20"
@@ -82,6 +88,65 @@ def test_every_published_figure_has_its_method_in_the_recipe():
         for text in filter(None, methods.values()):
             tested = {configs[0].serve.text, *configs[0].serve.also}
             assert ServeOptions.parse(text).text in tested
+
+
+def test_the_deciding_runs_are_trained_first():
+    scope = Scope("paper", only=("field-cnn", "field-resnet"))
+    orders = {(one.case, one.config.title): one.order for one in Field().requests(scope)}
+    first = {key for key, order in orders.items() if order == 0}
+    assert first == {
+        *(("field-cnn", name) for name in ("FedAvg", "FedDyn", "FedSAM")),
+        *(("field-resnet", name) for name in ("FedAvg", "FedACG")),
+    }
+
+
+@given(
+    counts=st.lists(st.integers(60, 200), min_size=2, max_size=6),
+    clients=st.integers(2, 23),
+    seed=st.integers(0, 2**31),
+)
+def test_windows_share_everything_out_in_equal_sizes(counts, clients, seed):
+    labels = np.random.RandomState(0).permutation(np.repeat(np.arange(len(counts)), counts))
+    one, other = (
+        by_windows(labels, np.random.RandomState(seed), clients=clients, alpha=1.0)
+        for _ in range(2)
+    )
+    sizes = [len(part) for part in one]
+    assert len(sizes) == clients
+    assert max(sizes) - min(sizes) <= 1
+    np.testing.assert_array_equal(np.sort(np.concatenate(one)), np.arange(len(labels)))
+    for part, again in zip(one, other, strict=True):
+        np.testing.assert_array_equal(part, again)
+
+
+def test_a_large_share_becomes_clients_with_fewer_classes_each():
+    labels = np.repeat(np.arange(20), 300)
+    parts = by_windows(labels, np.random.RandomState(0), clients=20, alpha=1e4)
+    mixed = [len(np.unique(labels[part])) for part in parts]
+    assert min(mixed) == 20  # even shares are windows themselves
+    skewed = by_windows(labels, np.random.RandomState(0), clients=20, alpha=0.01)
+    assert [len(part) for part in skewed] == [300] * 20
+    assert np.mean([len(np.unique(labels[part])) for part in skewed]) < 5
+
+
+def test_classes_are_thinned_to_a_geometric_series():
+    labels = np.random.RandomState(1).permutation(np.repeat(np.arange(3), 100))
+    kept = thinned(labels, np.random.RandomState(0), 0.25)
+    assert np.bincount(labels[kept]).tolist() == [100, 50, 25]
+    assert len(thinned(labels, np.random.RandomState(0), 1.0)) == 300
+
+
+def test_convolutions_of_the_fields_resnet_begin_as_pytorch_draws_them():
+    models = [
+        build_model(kind(), (3, 8, 8), 10, seed=0) for kind in (UniformResNet18, ResNet18Options)
+    ]
+    drawn, he = (one.state_dict() for one in models)
+    name = "layer4.1.conv2.weight"  # 512 filters of 9 · 512 numbers
+    bound = (9 * 512) ** -0.5
+    assert float(drawn[name].abs().max()) <= bound
+    assert float(drawn[name].std()) == pytest.approx(bound / 3**0.5, rel=0.01)
+    assert float(he[name].std()) == pytest.approx(bound * 2**0.5, rel=0.01)
+    assert drawn.keys() == he.keys()
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ _REMOVED = (
 """Options of strategies that are sections today, or are gone; records of their runs remain."""
 
 _GONE = {
+    "data": ("blocks",),
     "store": ("exact",),
     "measure": ("estimator", "clients"),
     "aggregate": ("krum", "trim"),

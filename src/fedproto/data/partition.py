@@ -7,7 +7,6 @@ but for `by_first_samples`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,33 +179,17 @@ def by_dirichlet_of_equal_sizes(
 
 
 def by_dirichlet_per_class(
-    labels: Indices,
-    rng: np.random.RandomState,
-    *,
-    clients: int,
-    alpha: float,
-    min_size: int = 10,
-    blocks: int = 1,
+    labels: Indices, rng: np.random.RandomState, *, clients: int, alpha: float, min_size: int = 10
 ) -> list[Indices]:
     """Every class is divided among the clients by Dirichlet proportions, so sizes differ too.
 
     The rule of NIID-Bench's code: for every class, proportions from ``Dir(α, …, α)`` over the
     clients, of which those that already have their even share of all samples get nothing. All of it
-    is drawn again until every client has `min_size` samples. FedDF's code and those that took it
-    over do so in `blocks`: samples and clients are first divided evenly, at random.
+    is drawn again until every client has `min_size` samples.
     """
     _check_clients(clients, len(labels))
-    if not 1 <= blocks <= clients:
-        raise DataError(f"blocks must be between 1 and the {clients} clients, not {blocks}")
-    samples = rng.permutation(len(labels)) if blocks > 1 else np.arange(len(labels))
-    parts = []
-    for block, number in zip(
-        np.array_split(samples, blocks), np.bincount(np.arange(clients) % blocks), strict=True
-    ):
-        draw = partial(_class_shares, labels[block], rng, int(number), alpha)
-        own = _by_shares(_redrawn(draw, min_size), labels[block], rng)
-        parts += [block[part] for part in own]
-    return _checked_parts(parts)
+    shares = _redrawn(lambda: _class_shares(labels, rng, clients, alpha), min_size)
+    return _by_shares(shares, labels, rng)
 
 
 def _class_shares(

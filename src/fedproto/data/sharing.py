@@ -146,9 +146,6 @@ class SharedOut(HeldOut):
     min_size: int = option(
         10, "'dirichlet-class', 'quantity': minimum samples of a client", at_least=1
     )
-    blocks: int = option(
-        1, "'dirichlet-class': number of blocks, each partitioned by itself", at_least=1
-    )
     shift: Shift = option("none", "feature shift: what differs from client to client")
     shift_level: float = option(
         0.1,
