@@ -7,8 +7,10 @@ import json
 import pytest
 
 from archives import unpacked
-from fedproto.config import read_config
+from fedproto.cli import main
+from fedproto.config import digest_of, read_config
 from fedproto.config.upgrade import upgraded
+from fedproto.disk.integrity import sealed, unsealed
 from fedproto.store import RunStore
 from paper.library import Library, options_without_successor, settings_digest
 
@@ -58,3 +60,32 @@ def test_a_run_with_an_option_that_is_gone_passes_for_no_other(tmp_path):
     assert gone
     assert known == described.keys() - gone
     assert all(RunStore.open(path).records() for path in gone), "they stay readable"
+
+
+@pytest.mark.parametrize(
+    ("section", "gone"),
+    [
+        ("aggregate", {"rule": "trimmed-mean"}),
+        ("task", {"background_prototype": True}),
+        ("strategy", {"name": "fedatt", "norm": "spectral"}),
+    ],
+)
+def test_a_run_with_a_value_that_is_gone_is_read_but_not_continued(tmp_path, capsys, section, gone):
+    tiny = ["schedule.rounds=2", "schedule.cohort=2", "data.clients=4", "engine.name=reference"]
+    path = tmp_path / "run"
+    command = ["run", "quickstart", f"--out={path}", "--quiet"]
+    assert main([*command, *(f"--set={one}" for one in tiny)]) == 0
+    description = unsealed((path / "run.json").read_bytes())
+    tables = description["config"]
+    tables[section] = gone if "name" in gone else {**tables.get(section, {}), **gone}
+    tables["flower"]["defence"] = "trimmed-mean"
+    tables["schedule"]["rounds"] = 3
+    # Its checkpoints are of a run with this configuration as well.
+    description["earlier"] = [description["digest"]]
+    description["digest"] = digest_of(tables)
+    (path / "run.json").write_bytes(sealed(description))
+    assert main(["compare", str(path), "--csv"]) == 0
+    assert "=" in capsys.readouterr().out.splitlines()[1].partition(",")[0], "it is no other run"
+    assert main(["resume", str(path), "--quiet"]) == 2
+    assert "read, but not continued" in capsys.readouterr().err
+    assert len(RunStore.open(path).records()) == 2

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedproto.config.run import flatten
+
 MARKS = ("tolerate_partial_work", "sampling")
 """Options that every strategy had, and none has today."""
 
@@ -33,11 +35,27 @@ _GONE = {
 }
 """Options of sections that are gone, and had no effect on the results of runs that are kept."""
 
+_TOOK_EFFECT = {
+    "aggregate.rule": "trimmed-mean",
+    "strategy.norm": "spectral",
+    "task.background_prototype": True,
+}
+"""Values that are gone and changed the results of runs that could be continued."""
+
+
+def without_successor(tables: Mapping[str, Any]) -> str | None:
+    """The value that is gone and changed a run's results; it can be read but not continued."""
+    flat = flatten(tables)
+    found = [f"{name}={one}" for name, one in _TOOK_EFFECT.items() if flat.get(name) == one]
+    return found[0] if found else None
+
 
 def upgraded(tables: Mapping[str, Any]) -> dict[str, Any]:
     """A stored configuration as tables that `fedproto.config.read_config` reads."""
     result = {name: _without_gone(name, one) for name, one in tables.items() if name != "task"}
-    strategy = result.get("strategy")
+    strategy, gone = result.get("strategy"), without_successor(tables)
+    if gone is not None and isinstance(strategy, Mapping):  # it is no run of what is left
+        result["label"] = f"{result.get('label') or strategy.get('name')} ({gone})"
     if not isinstance(strategy, Mapping) or not any(mark in strategy for mark in MARKS):
         return result
     old = dict(strategy)
@@ -71,8 +89,9 @@ def _without_gone(section: str, options: Any) -> Any:
         return options
     gone = ("norm",) if options.get("name") == "fedatt" else _GONE.get(section, ())
     kept = {name: value for name, value in options.items() if name not in gone}
-    if kept.get("rule") == "trimmed-mean":  # the nearest of today's rules; records show the same
-        kept["rule"] = "median"
+    for name in ("rule", "defence"):
+        if kept.get(name) == "trimmed-mean":  # the nearest of today's; records show the same
+            kept[name] = "median"
     if section == "measure" and isinstance(kept.get("what"), list):
         kept["what"] = [name for name in kept["what"] if name != "ece"]
     return kept

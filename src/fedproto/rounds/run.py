@@ -18,6 +18,7 @@ from torch import nn
 
 from fedproto.callback import Callback, CallbackList
 from fedproto.config import RunConfig
+from fedproto.config.upgrade import without_successor
 from fedproto.data.base import DataSource, data_root
 from fedproto.data.federation import Federation, cautions
 from fedproto.engines.auto import Demand, choose, threads
@@ -192,6 +193,12 @@ class Run:
             if self.store.format < FORMAT:
                 raise StoreError(
                     f"{self.store.path} was begun by an earlier version with other random streams;"
+                    " it can be read, but not continued: start a new run"
+                )
+            gone = without_successor(self.store.description()["config"])
+            if gone is not None:
+                raise StoreError(
+                    f"{self.store.path} was trained with {gone}, which this version no longer has;"
                     " it can be read, but not continued: start a new run"
                 )
             state = self.store.load_checkpoint()
