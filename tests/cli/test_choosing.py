@@ -207,6 +207,20 @@ def test_a_pipe_hears_of_progress(recipe, tmp_path, capsys, monkeypatch):
     assert "round 1 of 4, about " in said
     assert "round 3 of 4, about " in said
     assert " % in round 3 of 4: FedAvg" in said
+    assert "round 0 of 4, client 1 of 3\n" in said, "a round may take long"
+    assert "round 2 of 4, client 2 of 3, about " in said
+
+
+def test_a_tuning_that_was_stopped_says_where_it_continues(recipe, tmp_path, capsys, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fedproto.cli.running.tune", stop)
+    for folder in ("small-tuned", "small-tuned-2"):
+        assert main(["tune", recipe]) == 130
+        said = capsys.readouterr().err
+        assert f"the same command with --out runs/{folder} continues" in said
 
 
 @pytest.mark.parametrize("name", ["quickstart", "methods-digits"])

@@ -38,7 +38,7 @@ class Shown(Callback):
     """Notices, each once, and the progress of training.
 
     Live: a bar for the rounds of all runs, one for the clients of the round, the last score.
-    Otherwise a line after the first round, then every so often.
+    Otherwise a line after the first round, and whenever there was none for a while.
 
     The time left goes by whole passes over all runs: the records of a pass arrive at once, so a
     time per record would swing with their number.
@@ -51,9 +51,9 @@ class Shown(Callback):
 
     def __init__(self, console: Console, total: int, done: int, *, live: bool) -> None:
         self.live = live
-        self._console, self._said = console, set[str]()
-        self._total, self._done, self._before = total, done, done
-        self._started, self._due, self._newest = time.monotonic(), 0.0, Text()
+        self._console, self._said, self._before = console, set[str](), done
+        self._started, self._newest = time.monotonic(), Text()
+        self._due = self._started + self.EVERY_S
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -62,8 +62,9 @@ class Shown(Callback):
             TextColumn("{task.fields[left]}"),
             expand=True,
         )
-        self._rounds = self._bars.add_task("rounds", total=total, completed=done, left="")
-        self._clients = self._bars.add_task("clients", total=1, left="")
+        for name, begun in (("rounds", done), ("clients", 0)):
+            self._bars.add_task(name, total=total, completed=begun, left="")
+        self._rounds, self._clients = self._bars.tasks
         self.bars = Group(self._bars, self._newest)
 
     def on_notice(self, text: str) -> None:
@@ -73,31 +74,44 @@ class Shown(Callback):
             self._write(text)
 
     def on_pass(self, num_jobs: int) -> None:
-        """Writes progress and the estimated time of all rounds, if that is due."""
-        left, now = self._left(), time.monotonic()
-        self._bars.update(self._rounds, left=left)
-        self._bars.reset(self._clients, total=num_jobs)
-        if left and now >= self._due and not self.live:
-            self._write(f"round {self._done} of {self._total}, {left}; {self._newest}")
-            self._due = now + self.EVERY_S
+        """Estimates the time of all rounds, which is told as soon as it is known."""
+        if self._rounds.completed == self._before:  # what came before is done once
+            self._started = time.monotonic()
+        known, left = self._rounds.fields["left"], self._left()
+        self._bars.update(self._rounds.id, left=left)
+        self._bars.reset(self._clients.id, total=num_jobs)
+        self._tell(due=bool(left) and not known)
 
     def on_job(self) -> None:
         """Moves the clients' bar."""
-        self._bars.advance(self._clients)
+        self._bars.advance(self._clients.id)
+        self._tell()
 
     def on_round(self, config: RunConfig, record: RoundRecord) -> None:
         """Moves the rounds' bar and keeps the newest score, and whose it is."""
-        self._done += 1
-        self._bars.advance(self._rounds)
+        self._bars.advance(self._rounds.id)
         self._newest.plain = printable(newest_score(config, record)) or self._newest.plain
 
     def _left(self) -> str:
         """Time for the rounds that are left; empty before the first pass is over."""
-        new = self._done - self._before
+        new = self._rounds.completed - self._before
         if not new:
             return ""
         each = (time.monotonic() - self._started) / new
-        return f"about {time_in_words(each * max(0, self._total - self._done))} left"
+        return f"about {time_in_words(each * (self._rounds.remaining or 0))} left"
+
+    def _tell(self, *, due: bool = False) -> None:
+        """Writes a line of progress without a terminal, if it is due."""
+        if self.live or not (due or time.monotonic() >= self._due):
+            return
+        done = [
+            f"{name} {bar.completed:.0f} of {bar.total:.0f}"
+            for name, bar in (("round", self._rounds), ("client", self._clients))
+            if bar.completed or bar is self._rounds
+        ]
+        told = [", ".join(filter(None, [*done, self._rounds.fields["left"]])), self._newest.plain]
+        self._write("; ".join(filter(None, told)))
+        self._due = time.monotonic() + self.EVERY_S
 
     def _write(self, text: str) -> None:
         self._console.print(Text(printable(text)), soft_wrap=True)

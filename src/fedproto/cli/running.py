@@ -141,7 +141,7 @@ def tune_recipe(
         with progress_for([], total=total) as callback:
             choices = tune(tuning, path / "trials", federations, [callback])
     except KeyboardInterrupt:
-        echo("stopped; the same command continues from there", err=True)
+        echo(f"stopped; the same command with --out {path} continues", err=True)
         raise typer.Exit(130) from None
     tuned, file = tuned_recipe(tables, [trial for trial, _ in choices]), path / "tuned.toml"
     write_output(file, recipe_text(tuned).encode())
