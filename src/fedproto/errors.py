@@ -64,12 +64,8 @@ def install(extra: str) -> str:
     except PackageNotFoundError:
         wanted = []
     marked = re.compile(rf"extra == ['\"]{re.escape(extra)}['\"]")
-    packages = [need.strip() for need, _, mark in wanted if marked.search(mark)]
-    own = [need for need in packages if need.startswith("fedproto[")]
-    inner = [install(each.partition("[")[2].rstrip("]")) for each in own]
-    others = [f"'{need}'" for need in packages if need not in own]
-    texts = [each.removeprefix("pip install ") for each in inner]
-    return "pip install " + " ".join([*texts, *others] or [f"'.[{extra}]'"])
+    packages = [f"'{need.strip()}'" for need, _, mark in wanted if marked.search(mark)]
+    return "pip install " + " ".join(packages or [f"'.[{extra}]'"])
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str | None = None) -> str:

@@ -168,6 +168,7 @@ def test_results_print_as_the_comparison(results):
     assert f"{100 * np.mean(finals):.1f} ± {100 * np.std(finals, ddof=1):.1f}" in first
     assert "[ours]" in second
     assert max(map(len, (head, line, first, second))) < 110
+    assert results.to_pandas().equals(rows.to_pandas())
     assert len(results.rounds()) == 18
     assert len(str(results.rounds()).splitlines()) == 20
     assert fedproto.Results([]).__repr__() == "Results()"

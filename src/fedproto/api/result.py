@@ -81,6 +81,10 @@ class Comparable:
         """One row per run and round."""
         return Table([row for result in self._runs for row in _rows(result)])
 
+    def to_pandas(self, metric: str | None = None, baseline: str | None = None) -> Any:
+        """The comparison as a data frame; ``rounds().to_pandas()`` has all rounds."""
+        return self.table(metric, baseline).to_pandas()
+
     def to_latex(self, metric: str | None = None, baseline: str | None = None) -> str:
         """The comparison as a LaTeX table; needs the package booktabs."""
         return self.table(metric, baseline).to_latex()
