@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from triton.testing import do_bench
+from triton.testing import do_bench_cudagraph
 from workloads import CLASSES, MODELS, SHAPES
 
 from fedproto.engines.stacking import launching
@@ -105,7 +105,8 @@ def _search(
         if cut not in tried:
             launching.CUTS = CUTS | {kernel: table | {kind: {ANY: cut}}}
             try:
-                tried[cut] = do_bench(work, return_mode="median")
+                # As in the engine: launched one by one, work of few jobs would wait for the host.
+                tried[cut] = do_bench_cudagraph(work, return_mode="median")
             except Exception as error:  # noqa: BLE001 - what does not fit fails in many ways
                 print(f"  {cut}: {str(error).splitlines()[0][:80]}")
                 tried[cut] = float("inf")

@@ -1,0 +1,292 @@
+"""Whole rounds of the stacked engine with other convolution kernels and cuts, beside those it has.
+
+    python benchmarks/variants.py --out results/gpu-variants.json
+    TRITON_INTERPRET=1 python benchmarks/variants.py --check     # results alone, without a GPU
+
+Variants: `now`; `cells`, whose weight gradients read a pooled cell and its code once for all four
+pixels (now once per pixel, with the places of patches computed per number where a program has
+several taps); `few`, with smaller programs in deeper pipelines for fewer than 32 jobs, and no sum
+over parts where whole sums fill the device; and `both`. The rounds are interleaved. With
+`--profile` the kernels of a round are listed, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from workloads import CLASSES, MODELS, SAMPLES, SHAPES, federation, initial_state, jobs_on
+
+from fedproto.data.tasks import task_named
+from fedproto.engines.base import ENGINES, EngineOptions, Workload
+from fedproto.engines.stacking import launching
+from fedproto.engines.stacking.kernels import _patches, _pixel_of_cell
+from fedproto.engines.stacking.launching import ANY, Cut, _geometry, _parts, _power
+from fedproto.engines.stacking.layers import Conv
+from fedproto.engines.tracing import ConvStep
+from fedproto.engines.training import TrainOptions
+from fedproto.models.base import build_model
+
+CASES: list[dict[str, Any]] = [
+    {"model": "cnn", "jobs": 120, "epochs": 40},
+    {"model": "cnn", "jobs": 10, "epochs": 40},
+    {"model": "cnn", "jobs": 120, "epochs": 40, "tf32": False},
+    {"model": "lenet", "jobs": 100, "epochs": 5},
+    {"model": "lenet", "jobs": 10, "epochs": 5},
+    {"model": "lenet", "jobs": 100, "epochs": 5, "amp": True},
+]
+
+MANY = 32
+"""Jobs from which on there are enough programs for all of a GPU, however large each is."""
+
+BY_CELLS: dict[str, dict[int, Cut]] = {
+    "tf32": {
+        15: Cut(32, 64, 128, 1, 1, "tf32"),
+        32: Cut(32, 64, 32, 2, 1, "tf32"),
+        ANY: Cut(16, 64, 64, 4, 2, "bf16x3"),
+    },
+    "tf32x3": {ANY: Cut(32, 64, 32, 2, 1, "tf32x3")},
+    "bf16": {ANY: Cut(32, 64, 64, 4, 2, "tf32")},
+}
+"""Cuts of `weight_gradient_by_cells`, whose rows are cells: as the kernels had them that took the
+paper's CNN alone, and for other channels as many numbers as now."""
+
+FEW: dict[str, dict[int, Cut]] = {
+    "forward": {32: Cut(64, 64, 32, 4, 3, "tf32")},
+    "input": {64: Cut(64, 64, 32, 4, 3, "tf32")},
+    "weight": {32: Cut(64, 64, 32, 4, 2, "tf32")},
+}
+"""Cuts for few jobs in tf32, by the number of channels that are read."""
+
+
+@triton.jit
+def weight_gradient_by_cells(  # noqa: ANN201
+    x, dy, code, out, x_row, dy_row, out_row, count, part: tl.constexpr, IN_HEIGHT: tl.constexpr,  # noqa: ANN001, N803
+    IN_WIDTH: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INS: tl.constexpr,  # noqa: N803
+    OUTS: tl.constexpr, DOWN: tl.constexpr, ALONG: tl.constexpr, STRIDE: tl.constexpr,  # noqa: N803
+    PAD_DOWN: tl.constexpr, PAD_ALONG: tl.constexpr, SUBTRACT: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,  # noqa: N803
+):  # fmt: skip
+    """As `kernels.weight_gradient` of pooled cells; `count`, `part` and `ROWS` are of cells."""
+    job = tl.program_id(2).to(tl.int64)
+    x += job * x_row
+    dy += job * dy_row
+    code += job * dy_row
+    TAPS: tl.constexpr = DOWN * ALONG  # noqa: N806
+    DEPTHS: tl.constexpr = (TAPS * INS + DEPTH - 1) // DEPTH  # noqa: N806
+    first = tl.program_id(0) % DEPTHS * DEPTH
+    channel = tl.program_id(0) // DEPTHS * COLUMNS + tl.arange(0, COLUMNS)
+    written = channel < OUTS
+    total = tl.zeros((DEPTH, COLUMNS), tl.float32)
+    begin = tl.program_id(1) * part
+    end = tl.minimum(begin + part, count)
+    for turn in range(0, part, ROWS):
+        cell = begin + turn + tl.arange(0, ROWS)
+        live = cell < end
+        image, row, column = _pixel_of_cell(cell, 0, HEIGHT, WIDTH)
+        inside = live[:, None] & written[None, :]
+        where = cell[:, None] * OUTS + channel[None, :]
+        passed = tl.load(code + where, mask=inside, other=4)
+        value = tl.load(dy + where, mask=inside, other=0.0)
+        for pixel in tl.static_range(4):
+            g = tl.where(passed == pixel, value, 0.0)
+            down = (row + pixel // 2) * STRIDE - PAD_DOWN
+            across = (column + pixel % 2) * STRIDE - PAD_ALONG
+            p = _patches(
+                x, live, image, down, across, first, IN_HEIGHT, IN_WIDTH, INS, TAPS, ALONG, 1, 1,
+                DEPTH,
+            )  # fmt: skip
+            total = tl.dot(tl.trans(p), g.to(p.dtype), total, input_precision=PRECISION)
+    number = first + tl.arange(0, DEPTH)
+    tile = number[:, None] * OUTS + channel[None, :]
+    inside = (number < TAPS * INS)[:, None] & written[None, :]
+    out += (job * tl.num_programs(1) + tl.program_id(1)) * out_row
+    if SUBTRACT:
+        total = tl.load(out + tile, mask=inside, other=0.0) - total
+    tl.store(out + tile, total, mask=inside)
+
+
+KEPT = launching.conv_weight_gradient, launching._cut
+
+
+def by_cells(
+    step: ConvStep, x: Tensor, dy: Tensor, code: Tensor | None, weight: Tensor | None = None
+) -> Tensor:
+    """As `launching.conv_weight_gradient`, with the kernel above where there are cells."""
+    if code is None:
+        return KEPT[0](step, x, dy, code, weight)
+    kind = "bf16" if x.dtype == torch.bfloat16 else launching.precision()
+    (height, width), (ins, outs) = step.sides, step.channels
+    inner, jobs = step.taps[0] * step.taps[1] * ins, len(x)
+    cut = next(cut for most, cut in BY_CELLS[kind].items() if ins <= most)
+    cut = cut._replace(columns=min(cut.columns, _power(outs)), depth=min(cut.depth, _power(inner)))
+    cells = dy.shape[1] * dy.shape[2] * dy.shape[3]
+    tiles = _parts(inner, cut.depth) * _parts(outs, cut.columns)
+    parts = max(1, min(launching.PROGRAMS // (tiles * jobs), cells // (2 * cut.rows)))
+    parts = 1 << (parts.bit_length() - 1)
+    part = _parts(_parts(cells, parts), cut.rows) * cut.rows
+    parts = _parts(cells, part)
+    out = weight
+    if weight is None or parts > 1:
+        out = x.new_empty((jobs, parts, inner, outs), dtype=torch.float32)
+    assert out is not None
+    geometry = _geometry(step, cut)
+    weight_gradient_by_cells[tiles, parts, jobs](
+        x, dy, code, out, x.stride(0), dy.stride(0),
+        out.stride(0) if out is weight else inner * outs, cells, part, IN_HEIGHT=step.image[0],
+        IN_WIDTH=step.image[1], HEIGHT=height, WIDTH=width, SUBTRACT=out is weight, **geometry,
+    )  # fmt: skip
+    if out is weight:
+        return out
+    gradient = out[:, 0] if parts == 1 else out.sum(dim=1)
+    return gradient if weight is None else weight.sub_(gradient)
+
+
+def cut_for_few(kernel: str, step: ConvStep, x: Tensor) -> tuple[Cut, bool]:
+    """As `launching._cut`, with other cuts for few jobs in tf32."""
+    cut, strips = KEPT[1](kernel, step, x)
+    plain = x.dtype == torch.float32 and launching.precision() == "tf32"
+    other = FEW[kernel].get(step.channels[kernel == "input"])
+    if not plain or other is None or len(x) >= MANY:
+        return cut, strips
+    return other._replace(columns=min(other.columns, _power(step.channels[kernel != "input"]))), (
+        strips
+    )
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "now": {},
+    "cells": {"conv_weight_gradient": by_cells},
+    "few": {"_cut": cut_for_few, "PROGRAMS": 264},
+}
+VARIANTS["both"] = VARIANTS["cells"] | VARIANTS["few"]
+
+
+@contextlib.contextmanager
+def variant(name: str, jobs: int) -> Iterator[None]:
+    """Puts a variant in place of what the engine has."""
+    changes = dict(VARIANTS[name])
+    if jobs >= MANY:
+        changes.pop("PROGRAMS", None)
+    with mock.patch.multiple(launching, **changes) if changes else contextlib.nullcontext():
+        yield
+
+
+def check() -> None:
+    """Compares all variants of the paper's second convolution with what the engine has."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for channels, image, taps in (((32, 64), (6, 6), 5), ((1, 32), (8, 6), 5)):
+        layer = Conv(
+            inputs=(0,), output=1, name="conv", channels=channels, image=image,
+            taps=(taps, taps), stride=(1, 1), padding=(2, 2), pool="valid", relu=True, kernels=True,
+        )  # fmt: skip
+        x = torch.randn(2, 2, *image, channels[0], device=device)
+        weight = torch.randn(2, taps * taps * channels[0], channels[1], device=device)
+        bias = torch.randn(2, channels[1], device=device)
+        found = {}
+        for name in VARIANTS:
+            with variant(name, jobs=2):
+                y, code = launching.conv_forward(layer, x, weight, bias)
+                dz = torch.ones(2, 2, *image, channels[1], device=device)
+                dx = launching.conv_input_gradient(layer, x, dz, weight)
+                gradient = launching.conv_weight_gradient(layer, x, y, code)
+                own = launching.conv_weight_gradient(layer, x, y, code, weight.clone())
+            found[name] = y, dx, gradient, weight - own
+        for name, own in found.items():
+            worst = max(
+                float((one - other).norm() / other.norm())
+                for one, other in zip(own, found["now"], strict=True)
+            )
+            print(f"{channels} {name}: relative difference {worst:.1e}")
+            assert worst < 1e-2
+
+
+def measure(case: dict[str, Any], repeats: int, *, profile: bool) -> dict[str, Any]:
+    """Microseconds per model and step of every variant, round by round in turn."""
+    model, count = case["model"], case["jobs"]
+    data = federation([SAMPLES[model]] * count, SHAPES[model])
+    train = TrainOptions(lr=0.01, batch_size=10 if model == "cnn" else 50)
+    received = initial_state(model).to(torch.device("cuda"))
+    jobs = jobs_on(data, received, list(range(count)), epochs=case["epochs"], train=train)
+    options = EngineOptions(
+        name="stacked", device="cuda", tf32=case.get("tf32", True), amp=case.get("amp", False)
+    )
+    built = build_model(MODELS[model], SHAPES[model], CLASSES, seed=0)
+    work = Workload(data, built, task_named("classification"), options)
+    rounds = {}
+    for name in VARIANTS:
+        if count < MANY or name in ("now", "cells"):
+            engine = ENGINES.get("stacked")(work)
+            with variant(name, count):  # graphs keep what they were captured with
+                engine.train(jobs)
+            rounds[name] = partial(engine.train, jobs)
+    times: dict[str, list[float]] = {name: [] for name in rounds}
+    for turn in range(repeats + 1):
+        for name, train_all in rounds.items():
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            train_all()
+            torch.cuda.synchronize()
+            if turn:
+                times[name].append(time.perf_counter() - started)
+    steps = count * jobs[0].batches.steps
+    found: dict[str, Any] = {
+        name: statistics.median(own) / steps * 1e6 for name, own in times.items()
+    }
+    print(case, {name: round(one, 2) for name, one in found.items()}, flush=True)
+    if profile:
+        found["kernels"] = {name: _kernels(one, steps) for name, one in rounds.items()}
+    return {**case, "us_per_model_step": found}
+
+
+def _kernels(train_all: partial[Any], steps: int) -> dict[str, float]:
+    """Microseconds per model and step of each kernel of a round."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as taken:
+        train_all()
+        torch.cuda.synchronize()
+    rows = sorted(taken.key_averages(), key=lambda row: -row.self_device_time_total)[:16]
+    for row in rows:
+        print(f"  {row.self_device_time_total / steps:7.3f} us x{row.count:6d} {row.key[:90]}")
+    return {row.key: row.self_device_time_total / steps for row in rows}
+
+
+def main() -> None:
+    """Checks the variants, then measures them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="compare results alone")
+    parser.add_argument("--profile", action="store_true", help="list the kernels of a round")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--models", nargs="+", default=["cnn", "lenet"])
+    parser.add_argument("--out", type=Path, help="JSON file for the figures")
+    given = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
+    check()
+    torch.set_float32_matmul_precision("highest")
+    if given.check:
+        return
+    found = []
+    for case in CASES:
+        if case["model"] in given.models:
+            found.append(measure(case, given.repeats, profile=given.profile))
+            if given.out:
+                given.out.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if not torch.cuda.is_available():
+    assert os.environ.get("TRITON_INTERPRET"), "without a GPU: TRITON_INTERPRET=1 and --check"
+
+if __name__ == "__main__":
+    main()
