@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shutil
 import ssl
 import subprocess
 
@@ -14,14 +16,21 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto
 import httpx
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.proto.control_pb2 import ListNodesRequest
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+)
+from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 
+from fedproto.cli import main
 from fedproto.config import read_config
 from fedproto.flower import nodes
 from fedproto.flower.deploy import Control, Deployment, DeploymentError
-from fedproto.flower.keys import fingerprint, make_keys, public_keys
+from fedproto.flower.keys import SERVER_FILE, as_pem, fingerprint, make_keys, public_keys
 from fedproto.flower.programs import NODE_CALLS, Gateway
 from fedproto.flower.server_app import serve
 from fedproto.store import RunStore
@@ -50,15 +59,21 @@ def test_the_certificate_alone_lists_registers_submits_and_stops_nothing(server,
     own = make_keys(tmp_path / "own", ["localhost"], 1)
     stranger = Control(server.public, server.keys.node(0))
     store = RunStore.create(tmp_path / "run", read_config(tables()))
-    with pytest.raises(DeploymentError, match="404 Not Found"):
-        stranger.register(own.public_key(0), "client-0")
-    with pytest.raises(DeploymentError, match="404 Not Found"):
-        stranger.submit(store.path)
-    with pytest.raises(DeploymentError, match="404 Not Found"):
-        stranger.status(1)
-    # The owner, on loopback, sees one node: nothing was registered.
-    (node,) = server.control.call("ListNodes", ListNodesRequest()).nodes_info
-    assert node.status == "registered"
+    key = RegisterNodeRequest(public_key=as_pem(own.public_key(0)), name="client-0")
+    for act in (
+        lambda: stranger.call("ListNodes", ListNodesRequest()),
+        lambda: stranger.call("RegisterNode", key),
+        lambda: stranger.register(own.public_key(0), "client-0"),
+        lambda: stranger.submit(store.path),
+        lambda: stranger.status(1),
+        lambda: stranger.call("StopRun", StopRunRequest(run_id=1)),
+    ):
+        with pytest.raises(DeploymentError, match="404 Not Found"):
+            act()
+    # The owner, on loopback, sees client 0; nothing else was registered.
+    found = server.control.call("ListNodes", ListNodesRequest()).nodes_info
+    assert "registered" in {node.status for node in found}
+    assert key.public_key not in {node.public_key for node in found}
 
 
 @pytest.mark.timeout(120)
@@ -121,6 +136,39 @@ def test_a_request_is_judged_by_where_it_arrived_and_its_exact_path(scope, passe
     asyncio.run(Gateway(app, ("127.0.0.1", 8001))(scope, None, send))
     assert bool(reached) == passes
     assert bool(sent) != passes
+
+
+@pytest.mark.timeout(120)
+def test_a_key_that_replaces_a_stolen_one_is_registered_beside_those_that_are(server, tmp_path):
+    """As the guide says it: replace the file, register again. The other keys are known already."""
+    folder = shutil.copytree(server.keys.server, tmp_path / "server")
+    addresses = {"public": server.public, "control": server.control.address}
+    (folder / SERVER_FILE).write_text(json.dumps(addresses))
+    renewed = make_keys(tmp_path / "renewed", ["localhost"], 2).public_key(1)
+    shutil.copy(renewed, folder / "client-1.pub")
+    for _ in range(2):
+        assert main(["flower", "register", "--server", str(folder)]) == 0
+    found = server.control.call("ListNodes", ListNodesRequest()).nodes_info
+    assert sorted(node.name for node in found) == ["client-0", "client-1"]
+    assert as_pem(renewed) in {node.public_key for node in found}
+    # The owner is told what Flower says.
+    again = RegisterNodeRequest(public_key=as_pem(renewed), name="client-1")
+    with pytest.raises(DeploymentError, match="Public key already in use"):
+        server.control.call("RegisterNode", again)
+
+
+def test_a_run_is_asked_for_only_once(server, monkeypatch):
+    """A server that does not answer in time may have started it."""
+    asked = []
+
+    def slow(_, request):
+        asked.append(request)
+        raise httpx.ReadTimeout("timed out")
+
+    monkeypatch.setattr(ControlHttpClient, "StartRun", slow)
+    with pytest.raises(DeploymentError, match="has not said whether the run started"):
+        server.control.call("StartRun", StartRunRequest())
+    assert len(asked) == 1
 
 
 def a_key() -> bytes:

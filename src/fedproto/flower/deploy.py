@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 from flwr.cli.build import build_fab_from_files
 from flwr.proto.control_pb2 import (
+    ListNodesRequest,
     ListRunsRequest,
     RegisterNodeRequest,
     StartRunRequest,
@@ -136,8 +137,10 @@ class Control:
         self._server = server
 
     def register(self, public_key: Path, name: str) -> None:
-        """Makes a node's key known to the server under a name."""
-        self.call("RegisterNode", RegisterNodeRequest(public_key=as_pem(public_key), name=name))
+        """Makes a node's key known to the server under a name, unless it is known."""
+        key, nodes = as_pem(public_key), self.call("ListNodes", ListNodesRequest()).nodes_info
+        if key not in {node.public_key for node in nodes}:
+            self.call("RegisterNode", RegisterNodeRequest(public_key=key, name=name))
 
     def submit(self, out: Path) -> int:
         """Starts or continues the run of a directory; returns Flower's number of the run."""
@@ -160,7 +163,10 @@ class Control:
             self.call("StopRun", StopRunRequest(run_id=run))
 
     def call(self, name: str, request: Any) -> Any:
-        """The server's answer to a request; one that is busy is asked again."""
+        """The server's answer to a request; one that is busy is asked again.
+
+        But for a run it is asked only once: two would be in each other's way.
+        """
         if not answers(self.address):
             raise DeploymentError(f"no server answers at {self.address}; start it first")
         certificate = (self._server / "server.crt").read_bytes()
@@ -171,9 +177,18 @@ class Control:
                 try:
                     return getattr(client, name)(request)
                 except httpx.HTTPStatusError as error:
-                    if error.response.is_client_error:
-                        raise DeploymentError(f"{name} failed: {one_line(str(error))}") from None
-                    raise
+                    if not error.response.is_client_error:
+                        raise
+                    told, text = error.response, error.response.text
+                    reason = f"{told.status_code} {told.reason_phrase} {text}"
+                    raise DeploymentError(f"{name} failed: {one_line(reason)}") from None
+                except (httpx.ReadTimeout, httpx.ReadError) as error:
+                    if name != "StartRun":
+                        raise
+                    raise DeploymentError(
+                        f"the server at {self.address} has not said whether the run started"
+                        f" ({one_line(str(error))}); submit its directory again when it answers"
+                    ) from None
 
         return patiently(ask)
 
