@@ -204,6 +204,26 @@ def test_the_helper_looks_before_and_after(example):
     torch.testing.assert_close(sent[MARGIN], expected, check_dtype=False)
 
 
+def test_what_an_app_has_frozen_stays_frozen(example):
+    """FedRep trains the head alone, then the body; an encoder that is frozen has no turn."""
+    model, loader = example["Net"](), example["load_data"](0)
+    model.encoder.requires_grad_(False)
+    phases = []
+
+    def train(local_loss):
+        for epoch in range(2):
+            local_loss.begin_epoch(epoch, 2)
+            phases.append([name for name, one in model.named_parameters() if one.requires_grad])
+
+    context = Context(1, 1000, {"partition-id": 0}, RecordDict(), {})
+    LocalGrid([0])
+    method = STRATEGIES.get("fedrep")()
+    train_locally(asked(example), context, method, model, loader, 3, train)
+    head = ["classifier.weight", "classifier.bias"]
+    assert phases == [head, []]
+    assert [name for name, one in model.named_parameters() if one.requires_grad] == head
+
+
 def scaffold_app(example):
     """The documented client, with SCAFFOLD and its correction in the loss."""
     app = ClientApp()
@@ -370,3 +390,20 @@ def test_initial_arrays_of_another_model_are_refused(example):
     grid = LocalGrid(range(3), client_app=example["client_app"])
     with pytest.raises(ConfigError, match="do not fit the model"):
         strategy.start(grid, ArrayRecord(WithNorm().state_dict()), num_rounds=1)
+
+
+@pytest.mark.parametrize(("defence", "score"), [("clip", 10 / 12), ("none", 1.0)])
+def test_a_node_that_claims_an_enormous_test_set_does_not_decide_the_score(example, defence, score):
+    """Two honest nodes score 0 on 60 samples; ten times the median is believed of the third."""
+    app = example["client_app"]
+
+    @app.evaluate()
+    def evaluate(message, context):
+        liar = context.node_config["partition-id"] == 2
+        claimed = {"num-examples": 9_999_999 if liar else 60, "accuracy": 1.0 if liar else 0.0}
+        return Message(RecordDict({"metrics": MetricRecord(claimed)}), reply_to=message)
+
+    grid = LocalGrid(range(3), client_app=app)
+    _, result = start(example, grid, rounds=1, defence=defence)
+    found = result.evaluate_metrics_clientapp[1]["accuracy"]
+    assert found == pytest.approx(score, abs=1e-4)

@@ -9,7 +9,7 @@ Checkpoints, resumption, stable client ids and cohorts that equal a simulation's
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from logging import getLogger
 from typing import Any, Generic, TypeVar
@@ -42,6 +42,7 @@ from fedproto.models.adapter import adapted
 from fedproto.rng import Indices
 from fedproto.rng.schedule import BatchOrder
 from fedproto.rounds.aggregate import aggregate_round, sent_back
+from fedproto.rounds.claims import TESTED, believed_sizes
 from fedproto.strategies.base import Strategy
 from fedproto.strategies.fedproto import FedProto
 from fedproto.strategies.sections import Method
@@ -170,14 +171,22 @@ class FedProtoStrategy(FedAvg):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Averages the nodes' usable scores by their numbers of samples."""
-        usable: list[RecordDict] = []
+        """Averages the nodes' usable scores by their numbers of samples, as far as believed."""
+        usable: list[dict[str, float]] = []
         for reply in sorted(replies, key=_node):
             try:
-                usable.append(RecordDict({Part.METRICS: MetricRecord(dict(_scores(reply)))}))
+                usable.append(_scores(reply))
             except UnreadableError as error:
                 LOG.warning("round %d, node %d: %s", server_round, _node(reply), error)
-        return self.evaluate_metrics_aggr_fn(usable, Part.NUM_EXAMPLES) if usable else None
+        if not usable:
+            return None
+        claims = np.array([int(scores[Part.NUM_EXAMPLES]) for scores in usable])
+        believed = believed_sizes(claims, self.method.aggregate.max_claim, TESTED).tolist()
+        records = [
+            RecordDict({Part.METRICS: MetricRecord({**scores, Part.NUM_EXAMPLES: number})})
+            for scores, number in zip(usable, believed, strict=True)
+        ]
+        return self.evaluate_metrics_aggr_fn(records, Part.NUM_EXAMPLES)
 
     def _read(self, reply: Message, state: ServerState) -> tuple[LocalJob, ClientUpdate]:
         """A node's update, checked as far as its own claims about itself go."""
@@ -265,6 +274,7 @@ class LocalLoss:
     ) -> None:
         self.objective = objective
         self._strategy, self._model, self._local, self._state = strategy, model, local, state
+        self._trained = {name for name, one in model.named_parameters() if one.requires_grad}
         self._term: BatchTerm | None = None
         if "batch_term" in strategy.needs.hooks:
             self._term = BatchTerm(model)
@@ -284,9 +294,15 @@ class LocalLoss:
 
     def begin_epoch(self, epoch: int, epochs: int) -> None:
         """Lets those parameters train that the method trains in this epoch."""
-        names = self._strategy.trainable(self._local, epoch, epochs)
+        self._train_only(self._strategy.trainable(self._local, epoch, epochs))
+
+    def end(self) -> None:
+        """Lets all those train again that did before."""
+        self._train_only(None)
+
+    def _train_only(self, names: Collection[str] | None) -> None:
         for name, one in self._model.named_parameters():
-            one.requires_grad_(names is None or name in names)
+            one.requires_grad_(name in self._trained and (names is None or name in names))
 
 
 class OwnTraining(ReferenceEngine, Generic[T]):
@@ -333,11 +349,9 @@ class OwnTraining(ReferenceEngine, Generic[T]):
     def _fit(
         self, job: LocalJob, indices: Indices, local: Local, objective: Objective
     ) -> tuple[Tensor, int]:
-        model = self._model.train()
-        self.results.append(
-            self._own_train(LocalLoss(job.strategy, model, local, job.state, objective))
-        )
-        model.requires_grad_(True)
+        loss = LocalLoss(job.strategy, self._model.train(), local, job.state, objective)
+        self.results.append(self._own_train(loss))
+        loss.end()
         return torch.zeros(()), 0
 
 
