@@ -68,6 +68,25 @@ def test_each_model_scores_as_in_a_run_that_serves_it(
             assert one.tables == other.tables
 
 
+def test_heads_under_one_average_share_the_statistics_and_the_download(
+    small_federation, small_model
+):
+    texts = [f"average=ema decay=0.5 head={head}" for head in ("lda", "ridge forget=0.1", "cof")]
+    plain = config_of(FedACG(), rounds=4, delta=0.5)
+    served = replace(ServeOptions.parse(texts[0]), also=(*texts[1:], "average=ema decay=0.5"))
+    together = begin(replace(plain, serve=served), small_model)
+    train_runs([together], small_federation, small_model)
+    stored = StoredRun(Path(), together.config, together.records)
+    for text in (*texts, "average=ema decay=0.5"):
+        alone = begin(replace(plain, serve=ServeOptions.parse(text)), small_model)
+        train_runs([alone], small_federation, small_model)
+        found = stored.tested_as(alone.config.serve)
+        assert [scores(one) for one in found.records] == [scores(one) for one in alone.records]
+        if text == texts[0]:
+            for one, other in zip(together.records, alone.records, strict=True):
+                assert (one.bytes_down, one.bytes_up) == (other.bytes_down, other.bytes_up)
+
+
 def test_a_model_that_was_not_tested_is_not_made_up(small_federation, small_model):
     run = begin(config_of(FedAvg()), small_model)
     train_runs([run], small_federation, small_model)

@@ -151,7 +151,11 @@ def test_sections_without_a_meaning_are_refused():
         ),
         (
             {"strategy": "fedavg", "serve": {**STATISTICS_OF_SERVED, "also": ["head=lda"]}},
-            "set serve.average = 'none'",
+            "give heads in also the average",
+        ),
+        (
+            {"strategy": "fedavg", "serve": {"also": ["average=ema head=lda"]}},
+            "the received one or the average of the served head",
         ),
         (
             {"strategy": "fedavg", "server": {"optimizer": "adam", "lookahead": 0.8}},

@@ -111,14 +111,10 @@ class ServeOptions(Part):
             )
         if self.head == "ncm" and self.add:
             raise ConfigError("head 'ncm' has no probabilities to add; set serve.add = false")
-        if any(one.sends_average for one in self.others):
+        if any(one.seen_model != self.seen_model for one in self.others if one.computes_head):
             raise ConfigError(
-                "also: only the served model can have a head under an average; set it in [serve]"
-            )
-        if self.sends_average and any(one.computes_head for one in self.others):
-            raise ConfigError(
-                "also: heads need statistics under the received model, but clients take them under"
-                " the average; set serve.average = 'none'"
+                "also: clients take the statistics of all heads under one model, the received one or"
+                " the average of the served head; give heads in also the average of [serve]"
             )
         others = tuple(dict.fromkeys(ServeOptions.parse(one).text for one in self.also))
         object.__setattr__(self, "also", others)
@@ -176,6 +172,11 @@ class ServeOptions(Part):
     def sends_average(self) -> bool:
         """Whether clients get the averaged model besides, to take statistics under it."""
         return self.computes_head and self.averages
+
+    @property
+    def seen_model(self) -> tuple[Any, ...]:
+        """The average under which clients take statistics; empty for the received model."""
+        return (self.average, self.decay, self.growth) if self.sends_average else ()
 
     @property
     def needs(self) -> Needs:
