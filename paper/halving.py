@@ -13,6 +13,11 @@ planned rounds that it has by then; of equal ones the first counts as better. Wh
 newest model, as every method was published. Only the recommended method also chooses what it
 serves: the best, on the same tests, of the newest model and of `AVERAGES`. The others are shown
 with their own best average besides. Test data is never read (``evaluate.test = false``).
+
+A fourth stage is about what the recommended method serves, and trains nothing else: its chosen run
+is made once more, the same to the bit, while clients also take feature statistics under the chosen
+model. The best of the heads that are computed from them (`HEADS`) is served if it gains at least
+`WORTH` on the same tests, since it costs bytes.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ from typing import Any, Literal
 
 from fedproto.config import RunConfig
 from fedproto.config.recipe import combine, read_tables, variants_of
+from fedproto.options import options_to_dict
 from fedproto.report.results import StoredRun
 from fedproto.report.statistics import score_at, window_width
 from fedproto.strategies.serve import ServeOptions
@@ -42,6 +48,12 @@ AVERAGES = ("average=ema", "average=ema decay=0.95", "average=all", "average=all
 
 TRAINED = "average=none"
 
+HEADS = tuple(f"head={head} forget={share}" for head in ("lda", "ridge") for share in (0.1, 0.03))
+"""Computed heads, of statistics over about 10 and 33 rounds, under the average that is served."""
+
+WORTH = 0.005
+"""Gain on the validation score from which on a computed head is served."""
+
 
 @functools.cache
 def methods() -> Mapping[str, Mapping[str, Any]]:
@@ -57,15 +69,23 @@ def recipe_tables(case: Case, recipe: str, scale: str, more: Sequence[str] = ())
 
 
 def written(
-    tables: Mapping[str, Any], method: str, averages: Sequence[str] = AVERAGES
+    tables: Mapping[str, Any], method: str, tested: Sequence[str] = AVERAGES
 ) -> dict[str, Any]:
-    """A method's tables on those of a recipe; its runs test the newest model and the averages."""
+    """A method's tables on those of a recipe; its runs test the newest model and others.
+
+    Clients must get an average under which they take statistics: a head is what is served.
+    """
     own = methods()[method]["method"]
-    served = ServeOptions(**own.get("serve", {})).text
-    also = [text for text in (TRAINED, *averages) if text != served]
-    serve = {**own.get("serve", {}), "also": also}
+    served = next((text for text in tested if ServeOptions.parse(text).computes_head), TRAINED)
+    options = options_to_dict(ServeOptions.parse(served)) if served != TRAINED else {}
+    serve = {**options, "also": [text for text in (TRAINED, *tested) if text != served]}
     with_own = variants_of({**tables, "variants": [{**own, "serve": serve}]})[0]
     return {**with_own, "label": method}
+
+
+def without_head(text: str) -> str:
+    """The average under which a served head is computed."""
+    return replace(ServeOptions.parse(text), head="trained", forget=ServeOptions().forget).text
 
 
 @dataclass(frozen=True)
@@ -97,7 +117,9 @@ class Halving:
 
     def requests(self) -> list[Request]:
         """All runs that are wanted as far as is known by now."""
-        return [request for stage in self._stages() for request in stage]
+        found = [request for stage in self._stages() for request in stage]
+        config = self.with_heads()
+        return found if config is None else [*found, self._request(config, SHARES[-1])]
 
     def scores(self) -> list[tuple[RunConfig, int, float]]:
         """Every candidate with the rounds that it got and its score there, in order."""
@@ -116,13 +138,35 @@ class Halving:
         return best[0].config if best else None
 
     def served(self) -> str:
-        """What to serve of the chosen run: its best average, or the newest model if allowed."""
+        """What to serve of the chosen run: its best average, or what else the method may serve."""
+        scores = self.served_scores()
+        texts = AVERAGES if not self.serves_best else (TRAINED, *AVERAGES)
+        best = max(texts, key=lambda text: scores.get(text, -1.0))
+        heads = [text for text in scores if text not in (TRAINED, *AVERAGES)]
+        head = max(heads, key=scores.__getitem__, default=best)
+        return head if scores.get(head, -1.0) >= scores.get(best, -1.0) + WORTH else best
+
+    def served_scores(self) -> dict[str, float]:
+        """The validation score of every model that the chosen run tests; of heads where known."""
+        scores: dict[str, float] = {}
+        for config in filter(None, (self.chosen(), self.with_heads())):
+            run = self.result(config)
+            if run is not None:
+                texts = (run.config.serve.text, *run.config.serve.also)
+                scores |= {one: validation_at(run, config.schedule.rounds, one) for one in texts}
+        return scores
+
+    def with_heads(self) -> RunConfig | None:
+        """The chosen run with heads under its best average; None if it may have none."""
         config = self.chosen()
         run = None if config is None else self.result(config)
-        if run is None:
-            return AVERAGES[0]
-        texts = (TRAINED, *AVERAGES) if self.serves_best else AVERAGES
-        return max(texts, key=lambda text: validation_at(run, run.config.schedule.rounds, text))
+        if config is None or run is None or not self.serves_best:
+            return None
+        scores = {one: validation_at(run, config.schedule.rounds, one) for one in self._texts}
+        average = max(scores, key=scores.__getitem__)
+        first, *others = (average.replace(TRAINED, "") + f" {head}" for head in HEADS)
+        serve = replace(ServeOptions.parse(first), also=(*self._texts, *others))
+        return replace(config, serve=serve, label=f"{config.label}, heads")
 
     def result(self, config: RunConfig) -> StoredRun | None:
         """The whole run of a configuration."""
@@ -159,8 +203,13 @@ class Halving:
         run = self.library.find(request)
         if run is None:
             return None
-        texts = (TRAINED, *AVERAGES) if self.serves_best else (TRAINED,)
-        return max(validation_at(run, request.config.schedule.rounds, text) for text in texts)
+        rounds = request.config.schedule.rounds
+        return max(validation_at(run, rounds, text) for text in self._texts)
+
+    @property
+    def _texts(self) -> tuple[str, ...]:
+        """The models by whose tests the method's candidates are compared."""
+        return (TRAINED, *AVERAGES) if self.serves_best else (TRAINED,)
 
     @property
     def serves_best(self) -> bool:

@@ -29,7 +29,7 @@ from paper.experiments.serve_grid import (
     shown_cases,
     tables_of,
 )
-from paper.halving import TRAINED, written
+from paper.halving import TRAINED, without_head, written
 from paper.library import Library, Request
 from paper.output import Output
 from paper.pairs import show_pairs
@@ -101,7 +101,7 @@ def _requests(case: Case, scope: Scope, choice: Choice) -> list[Request]:
     for method in methods_for(case, scope):
         if method not in choice.values:
             continue
-        own = written(tables, method, [choice.served[method]])
+        own = written(tables, method, _tested(choice.served[method]))
         for name, value in choice.values[method].items():
             set_option(own, name, value)
         for config in combine([own], {"seed": seeds}).values():
@@ -120,13 +120,20 @@ def _followed(scope: Scope, seeds: Sequence[int]) -> set[tuple[str, str, int]]:
     return {("synthetic" if scope.scale == "smoke" else "cifar10", PLAIN, seeds[0])}
 
 
+def _tested(served: str) -> list[str]:
+    """The models that a final run tests beside the newest one: what is served, also headless."""
+    return list(dict.fromkeys((served, without_head(served))))
+
+
 def _as_tested(found: FoundRun, served: Mapping[str, str]) -> list[FoundRun]:
     """A run as its newest model shows it, and as the served model does."""
     method = found.label
     text = served.get(method, TRAINED)
+    average = without_head(text)
     names = {TRAINED: method}
-    if method == STEADY and text != TRAINED:
-        names = {TRAINED: f"{STEADY}, newest model", text: STEADY}
+    if method == STEADY:
+        names = {TRAINED: f"{STEADY}, newest model", average: f"{STEADY}, average alone"}
+        names[text] = STEADY
     elif text != TRAINED:
         names[text] = f"{method} + average"
     return [

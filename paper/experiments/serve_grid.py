@@ -11,7 +11,7 @@ from typing import Any
 from fedproto.config import RunConfig, flatten
 from paper.base import EXPERIMENTS, Experiment, FoundRuns
 from paper.cases import CLASSIFICATION, Case, Scope
-from paper.halving import AVERAGES, TRAINED, Halving, methods, recipe_tables, validation_at
+from paper.halving import TRAINED, Halving, methods, recipe_tables
 from paper.library import Library, Request
 from paper.output import Output
 
@@ -106,7 +106,10 @@ class ServeGrid(Experiment):
             if choice is not None:
                 choices[case.name] = asdict(choice)
         output.table(self.title, output.csv("serve-grid", COLUMNS, lines))
-        output.table("What averages over rounds gain", output.csv("serve-averages", GAINS, gains))
+        output.table(
+            "What averages over rounds and computed heads gain",
+            output.csv("serve-averages", GAINS, gains),
+        )
         output.json("choice", choices)
 
 
@@ -124,16 +127,10 @@ def _lines(case: Case, search: Halving) -> Iterator[tuple[Any, ...]]:
 
 
 def _gains(case: Case, search: Halving) -> Iterator[tuple[Any, ...]]:
-    """The validation score of every average, of the chosen run."""
-    chosen = search.chosen()
-    run = None if chosen is None else search.result(chosen)
-    if chosen is None or run is None:
-        return
-    planned = chosen.schedule.rounds
-    trained = validation_at(run, planned, TRAINED)
-    for text in (TRAINED, *AVERAGES):
-        score = validation_at(run, planned, text)
-        gain = 100 * (score - trained)
+    """The validation score of every model that the chosen run tests."""
+    scores = search.served_scores()
+    for text, score in scores.items():
+        gain = 100 * (score - scores[TRAINED])
         yield case.title, case.stands_in, search.method, text, 100 * score, gain
 
 

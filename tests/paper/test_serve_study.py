@@ -13,6 +13,7 @@ import pytest
 
 from fedproto import FedAvg, Steady
 from fedproto.cli import main
+from fedproto.config.recipe import combine
 from fedproto.report.arrangement import arrange
 from fedproto.report.results import StoredRun
 from fedproto.strategies.serve import ServeOptions
@@ -20,7 +21,7 @@ from fedproto.types import RoundRecord
 from helpers import begin, config_of, train_runs
 from paper.cases import Scope
 from paper.experiments.serve_grid import methods_for, read_choices, searches, tables_of
-from paper.halving import AVERAGES, TRAINED, methods
+from paper.halving import AVERAGES, HEADS, TRAINED, methods, without_head, written
 from paper.library import Request, settings_digest
 from paper.reproduction import TimeLimit
 
@@ -30,22 +31,23 @@ PAPER = Scope(scale="paper")
 class Known:
     """A library of runs whose validation score is a function of their options."""
 
-    def __init__(self, score, longest=1.0):
-        self.score, self.longest, self.asked = score, longest, []
+    def __init__(self, score, longest=1.0, heads=True):
+        self.score, self.longest, self.heads, self.asked = score, longest, heads, []
 
     def find(self, request: Request):
         rounds = request.first or request.config.schedule.rounds
         self.asked.append((request.config.title, rounds))
         if rounds > self.longest * request.config.schedule.rounds:
             return None
-        value = {
-            text: {"validation_accuracy": self.score(request.config, text)}
-            for text in (TRAINED, *AVERAGES)
-        }
-        also = {text: value[text] for text in AVERAGES}
+        if request.config.serve.computes_head and not self.heads:
+            return None
+        served, *others = (request.config.serve.text, *request.config.serve.also)
+        value, *beside = (
+            {"validation_accuracy": self.score(request.config, text)} for text in (served, *others)
+        )
+        also = dict(zip(others, beside, strict=True))
         records = [
-            RoundRecord(t, [], [], [], {}, {}, value[TRAINED], 0, 0, 0.0, also=also)
-            for t in range(rounds)
+            RoundRecord(t, [], [], [], {}, {}, value, 0, 0, 0.0, also=also) for t in range(rounds)
         ]
         return StoredRun(Path(), request.config, records)
 
@@ -121,6 +123,38 @@ def test_only_the_recommended_method_is_compared_by_what_it_serves():
     )
 
 
+def test_a_head_under_the_best_average_is_served_where_it_is_worth_its_bytes():
+    best = AVERAGES[2]
+    ridge, lda = (f"{best} {head}" for head in (HEADS[3], HEADS[0]))
+
+    def scores(gain):
+        return lambda _, text: 0.5 + 0.1 * (best in text) + gain * (text == ridge)
+
+    one = search("Steady", Known(scores(0.006)))
+    assert one.served() == ServeOptions.parse(ridge).text
+    assert search("Steady", Known(scores(0.004))).served() == best
+    assert search("Steady", Known(scores(0.006), heads=False)).served() == best
+    assert search("FedACG", Known(scores(0.006))).served() == best
+    headed = one.with_heads()
+    assert headed.serve.text == ServeOptions.parse(lda).text
+    assert replace(headed, serve=one.chosen().serve, label=one.chosen().label) == one.chosen()
+    assert headed in [each.config for each in one.requests()]
+    assert headed not in [config for config, _, _ in one.scores()]
+    assert set(one.served_scores()) == {TRAINED, *AVERAGES, *headed.serve.also, headed.serve.text}
+    assert without_head(one.served()) == best
+    newest = search("Steady", Known(lambda _, text: 0.5 + 0.1 * (text == TRAINED)))
+    assert newest.with_heads().serve.text == ServeOptions.parse(HEADS[0]).text
+
+
+def test_a_final_run_serves_the_head_and_tests_what_it_is_made_of():
+    served = f"{AVERAGES[0]} {HEADS[0]}"
+    tables = tables_of(PAPER.case("cifar10"), PAPER, "final")
+    tables.pop("sweep")
+    (config,) = combine([written(tables, "Steady", [served, AVERAGES[0]])], {}).values()
+    assert config.serve.text == ServeOptions.parse(served).text
+    assert config.serve.also == (TRAINED, AVERAGES[0])
+
+
 def test_an_average_of_none_is_the_same_whether_written_or_not():
     plain, written = (
         replace(config_of(FedAvg()), serve=ServeOptions(average=one)) for one in (None, "none")
@@ -190,6 +224,8 @@ def test_the_whole_chain_at_smoke_scale(tmp_path):
     assert set(choice.values) == {"FedAvg", "FedAvgM", "Steady"}
     grid = pd.read_csv(out / "serve-grid.csv")
     assert grid["chosen"].sum() == 3
+    tested = pd.read_csv(out / "serve-averages.csv").groupby("method")["average"].agg(list)
+    assert [sum("head" in text for text in tested[name]) for name in choice.values] == [0, 0, 4]
     table = pd.read_csv(out / "serve.csv").set_index("method")
     assert set(table["runs"]) == {3}
     assert {"Steady", "FedAvg", "FedAvg + average"} <= set(table.index)

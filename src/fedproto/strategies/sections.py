@@ -296,7 +296,9 @@ class Method:
         for one in (self.strategy, self.serve, self.server):
             declared |= one.server_memory(setting)
         for beside in self.serve.others:
-            own = beside.server_memory(setting).items()  # an average is sent once, as the served one
+            own = beside.server_memory(
+                setting
+            ).items()  # an average is sent once, as the served one
             kept = {name: replace(one, broadcast=False) for name, one in own}
             declared |= under(_group(beside), kept)
         return declared

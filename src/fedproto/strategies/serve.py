@@ -113,8 +113,8 @@ class ServeOptions(Part):
             raise ConfigError("head 'ncm' has no probabilities to add; set serve.add = false")
         if any(one.seen_model != self.seen_model for one in self.others if one.computes_head):
             raise ConfigError(
-                "also: clients take the statistics of all heads under one model, the received one or"
-                " the average of the served head; give heads in also the average of [serve]"
+                "also: clients take the statistics of all heads under one model, the received one"
+                " or the average of the served head; give heads in also the average of [serve]"
             )
         others = tuple(dict.fromkeys(ServeOptions.parse(one).text for one in self.also))
         object.__setattr__(self, "also", others)
