@@ -6,8 +6,9 @@
 Variants: `now`; `cells`, whose weight gradients read a pooled cell and its code once for all four
 pixels (now once per pixel, with the places of patches computed per number where a program has
 several taps); `few`, with smaller programs in deeper pipelines for fewer than 32 jobs, and no sum
-over parts where whole sums fill the device; and `both`. The rounds are interleaved. With
-`--profile` the kernels of a round are listed, too.
+over parts where whole sums fill the device; and `both`. What a kernel is worth tell those without
+it: `plain dense`, `no strips`, `step by step` (the MLP without a kernel for whole steps). Rounds
+are interleaved. With `--profile` the kernels of a round are listed, too.
 """
 
 from __future__ import annotations
@@ -35,18 +36,27 @@ from fedproto.engines.base import ENGINES, EngineOptions, Workload
 from fedproto.engines.stacking import launching
 from fedproto.engines.stacking.kernels import _patches, _pixel_of_cell
 from fedproto.engines.stacking.launching import ANY, Cut, _geometry, _parts, _power
-from fedproto.engines.stacking.layers import Conv
+from fedproto.engines.stacking.layers import Conv, Dense
 from fedproto.engines.tracing import ConvStep
 from fedproto.engines.training import TrainOptions
 from fedproto.models.base import build_model
 
+MANY_JOBS, FEW_JOBS = (
+    ["now", "cells", "plain dense"],
+    ["now", "cells", "few", "both", "plain dense"],
+)
+STRIPS, WHOLE = ["no strips"], ["now", "step by step"]
 CASES: list[dict[str, Any]] = [
-    {"model": "cnn", "jobs": 120, "epochs": 40},
-    {"model": "cnn", "jobs": 10, "epochs": 40},
-    {"model": "cnn", "jobs": 120, "epochs": 40, "tf32": False},
-    {"model": "lenet", "jobs": 100, "epochs": 5},
-    {"model": "lenet", "jobs": 10, "epochs": 5},
-    {"model": "lenet", "jobs": 100, "epochs": 5, "amp": True},
+    {"model": "cnn", "jobs": 120, "epochs": 40, "variants": MANY_JOBS},
+    {"model": "cnn", "jobs": 10, "epochs": 40, "variants": FEW_JOBS},
+    {"model": "cnn", "jobs": 120, "epochs": 40, "tf32": False, "variants": MANY_JOBS},
+    {"model": "lenet", "jobs": 100, "epochs": 5, "variants": MANY_JOBS + STRIPS},
+    {"model": "lenet", "jobs": 10, "epochs": 5, "variants": FEW_JOBS + STRIPS},
+    {"model": "lenet", "jobs": 100, "epochs": 5, "amp": True, "variants": MANY_JOBS + STRIPS},
+    {"model": "mlp", "jobs": 120, "epochs": 40, "variants": WHOLE},
+    {"model": "mlp", "jobs": 10, "epochs": 40, "variants": WHOLE},
+    {"model": "mlp", "jobs": 120, "epochs": 40, "tf32": False, "variants": WHOLE},
+    {"model": "mlp", "jobs": 10, "epochs": 40, "tf32": False, "variants": WHOLE},
 ]
 
 MANY = 32
@@ -167,21 +177,30 @@ def cut_for_few(kernel: str, step: ConvStep, x: Tensor) -> tuple[Cut, bool]:
     )
 
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "now": {},
-    "cells": {"conv_weight_gradient": by_cells},
-    "few": {"_cut": cut_for_few, "PROGRAMS": 264},
+def nothing(*_: object, **__: object) -> None:
+    """In place of what gives a kernel."""
+
+
+CELLS = [(launching, "conv_weight_gradient", by_cells)]
+SMALL = [(launching, "_cut", cut_for_few), (launching, "PROGRAMS", 264)]
+VARIANTS: dict[str, list[tuple[Any, str, Any]]] = {
+    "now": [],
+    "cells": CELLS,
+    "few": SMALL,
+    "both": CELLS + SMALL,
+    "plain dense": [(Dense, "_uses_kernels", lambda *_: False)],
+    "no strips": [(launching, "FEW", ANY)],
+    "step by step": [(launching.MlpStep, "of", nothing)],
 }
-VARIANTS["both"] = VARIANTS["cells"] | VARIANTS["few"]
+CONVOLUTIONS = ("now", "cells", "few", "both")
 
 
 @contextlib.contextmanager
-def variant(name: str, jobs: int) -> Iterator[None]:
+def variant(name: str) -> Iterator[None]:
     """Puts a variant in place of what the engine has."""
-    changes = dict(VARIANTS[name])
-    if jobs >= MANY:
-        changes.pop("PROGRAMS", None)
-    with mock.patch.multiple(launching, **changes) if changes else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        for owner, attribute, value in VARIANTS[name]:
+            stack.enter_context(mock.patch.object(owner, attribute, value))
         yield
 
 
@@ -197,8 +216,8 @@ def check() -> None:
         weight = torch.randn(2, taps * taps * channels[0], channels[1], device=device)
         bias = torch.randn(2, channels[1], device=device)
         found = {}
-        for name in VARIANTS:
-            with variant(name, jobs=2):
+        for name in CONVOLUTIONS:
+            with variant(name):
                 y, code = launching.conv_forward(layer, x, weight, bias)
                 dz = torch.ones(2, 2, *image, channels[1], device=device)
                 dx = launching.conv_input_gradient(layer, x, dz, weight)
@@ -218,7 +237,7 @@ def measure(case: dict[str, Any], repeats: int, *, profile: bool) -> dict[str, A
     """Microseconds per model and step of every variant, round by round in turn."""
     model, count = case["model"], case["jobs"]
     data = federation([SAMPLES[model]] * count, SHAPES[model])
-    train = TrainOptions(lr=0.01, batch_size=10 if model == "cnn" else 50)
+    train = TrainOptions(lr=0.01, batch_size=50 if model == "lenet" else 10)
     received = initial_state(model).to(torch.device("cuda"))
     jobs = jobs_on(data, received, list(range(count)), epochs=case["epochs"], train=train)
     options = EngineOptions(
@@ -227,12 +246,11 @@ def measure(case: dict[str, Any], repeats: int, *, profile: bool) -> dict[str, A
     built = build_model(MODELS[model], SHAPES[model], CLASSES, seed=0)
     work = Workload(data, built, task_named("classification"), options)
     rounds = {}
-    for name in VARIANTS:
-        if count < MANY or name in ("now", "cells"):
-            engine = ENGINES.get("stacked")(work)
-            with variant(name, count):  # graphs keep what they were captured with
-                engine.train(jobs)
-            rounds[name] = partial(engine.train, jobs)
+    for name in case["variants"]:
+        engine = ENGINES.get("stacked")(work)
+        with variant(name):  # graphs keep what they were captured with
+            engine.train(jobs)
+        rounds[name] = partial(engine.train, jobs)
     times: dict[str, list[float]] = {name: [] for name in rounds}
     for turn in range(repeats + 1):
         for name, train_all in rounds.items():
@@ -246,10 +264,11 @@ def measure(case: dict[str, Any], repeats: int, *, profile: bool) -> dict[str, A
     found: dict[str, Any] = {
         name: statistics.median(own) / steps * 1e6 for name, own in times.items()
     }
-    print(case, {name: round(one, 2) for name, one in found.items()}, flush=True)
+    own = {key: one for key, one in case.items() if key != "variants"}
+    print(own, {name: round(one, 2) for name, one in found.items()}, flush=True)
     if profile:
         found["kernels"] = {name: _kernels(one, steps) for name, one in rounds.items()}
-    return {**case, "us_per_model_step": found}
+    return {**own, "us_per_model_step": found}
 
 
 def _kernels(train_all: partial[Any], steps: int) -> dict[str, float]:
@@ -269,7 +288,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="compare results alone")
     parser.add_argument("--profile", action="store_true", help="list the kernels of a round")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--models", nargs="+", default=["cnn", "lenet"])
+    parser.add_argument("--models", nargs="+", default=["cnn", "lenet", "mlp"])
     parser.add_argument("--out", type=Path, help="JSON file for the figures")
     given = parser.parse_args()
     torch.set_float32_matmul_precision("high")
