@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 import fedproto
 from documents import ROOT, blocks
 from fedproto import equations
@@ -137,3 +139,10 @@ def test_a_comparison_for_a_paper_takes_fifteen_lines(tmp_path):
     assert table.count("\\\\\n") == 6
     assert "fedacg" in table
     assert (tmp_path / "curves.pdf").read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("page", ["own-model", "own-arrays", "resume", "export"])
+def test_the_code_of_the_guides_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = "\n\n".join(blocks(ROOT / f"docs/how-to/{page}.md", "python"))
+    exec(compile(code, page, "exec"), {"__name__": page})
