@@ -51,6 +51,16 @@ def test_a_misspelt_score_to_stop_by_is_found_in_the_first_round(capsys):
     assert len(result.records) == 2
 
 
+def test_a_score_to_stop_by_may_be_on_validation_data_alone(capsys):
+    settings = ["--set=stop.metric=accuracy", "--set=evaluate.test=false"]
+    named = ["--set=data.name=digits", "--set=data.validation=0.3", "--set=data.clients=4"]
+    assert main(["run", "quickstart", *TINY, *settings, *named, "--out=run"]) == 0
+    told = capsys.readouterr()
+    assert "validation_accuracy %" in told.out
+    assert re.search(r"validation_accuracy \d+\.\d % in round 1 of 2", told.err)
+    assert "next: fedproto report run" in told.err
+
+
 def test_a_graph_engine_on_a_cpu_says_so(capsys):
     command = ["run", "quickstart", *TINY[:-1], "--set=engine.name=captured"]
     assert main([*command, "--set=engine.device=cpu"]) == 0

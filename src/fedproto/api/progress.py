@@ -128,6 +128,8 @@ def time_in_words(seconds: float) -> str:
 def newest_score(config: RunConfig, record: RoundRecord) -> str:
     """The score of a round as tables show it, and the name of its run."""
     metric = config.stop.metric or headline(record.metrics)
+    if metric not in record.metrics:  # where test data is not read
+        metric = f"validation_{metric}"
     score = record.metrics.get(metric)
     if score is None:
         return ""

@@ -105,7 +105,8 @@ def best(
     """Sort configurations by a score; print the best as a recipe on standard output."""
     runs = [run for run in find_runs(directories) if run.records]
     metric = main_score(runs, by)
-    metric = by or f"validation_{metric.removeprefix('validation_')}"
+    if by is None:
+        metric = f"validation_{metric.removeprefix('validation_')}"
     rows = [row for row in summarize(arrange(runs), metric) if metric in row.values]
     if not rows:
         raise ConfigError(

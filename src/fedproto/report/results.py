@@ -124,13 +124,17 @@ def find_runs(
 def main_score(runs: Iterable[StoredRun], asked: str | None = None) -> str:
     """The score by which some runs are compared first: the task's, or the one asked for.
 
+    Runs without scores on test data are compared by those on validation data.
+
     Raises:
         ConfigError: If runs have scores, but not the one asked for.
     """
     known = {name for run in runs for record in run.records for name in record.metrics}
-    if asked is not None and known and asked not in known:
+    if asked is None or not known or asked in known:
+        return asked or headline(known)
+    if f"validation_{asked}" not in known:
         raise ConfigError(unknown_name("metric", asked, known))
-    return asked or headline(known)
+    return f"validation_{asked}"
 
 
 def comparable(runs: Iterable[StoredRun]) -> list[StoredRun]:
