@@ -116,6 +116,8 @@ def test_names_alone_are_enough(tmp_path, caplog):
         ({"model": lambda: 3}, ConfigError, "must return a torch module, not int"),
         ({"model": "cmn"}, ConfigError, "did you mean 'cnn'"),
         ({"data": "digitz"}, ConfigError, "did you mean 'digits'"),
+        ({"data": (np.ones((9, 4)), np.ones(9))}, ConfigError, "Federation.from_clients.* tuple$"),
+        ({"model": None}, ConfigError, "a torch module, .* not NoneType$"),
     ],
 )
 def test_mistakes_are_named(keywords, error, message):
@@ -185,7 +187,7 @@ def test_a_sweep_goes_on_where_it_stands(swept):
 
 
 def test_runs_are_looked_at_and_reported(result, swept, tmp_path):
-    found = fedproto.analyse(result, ["clients"])
+    found = fedproto.analyse(result, "clients")
     scores = found["metrics"]["mean_client_accuracy"]
     assert scores == pytest.approx(result.metrics["mean_client_accuracy"])
     assert [*found["tables"]["class"]] == ["ant", "bee", "cat"]

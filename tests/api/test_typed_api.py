@@ -217,6 +217,30 @@ def test_a_grid_is_all_combinations(tmp_path):
     assert (tmp_path / "grid" / "fedavg-lr0.05-momentum0.9-seed0").is_dir()
 
 
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"grid": {"lr": 0.1}}, r"sweep.train.lr must be a list of values, not 0.1"),
+        ({"grid": {"strategy": "fedavg"}}, r"sweep.strategy must be a list .* 'fedavg'"),
+        ({"grid": {"lr": []}}, r"sweep.train.lr must be a list of values, not \[\]"),
+        ({"seeds": 0}, r"sweep.seed must be a list"),
+        ({"seeds": 1.5}, r"sweep.seed must be a list"),
+    ],
+)
+def test_values_to_try_are_lists(keywords, message):
+    with pytest.raises(ConfigError, match=message):
+        fedproto.sweep(federation(), net, ["fedavg"], **TINY | keywords)
+
+
+def test_arrays_are_lists_of_values():
+    results = fedproto.sweep(
+        federation(), net, ["fedavg"], grid={"lr": np.array([0.1, 0.2])},
+        seeds=np.array([0, 3]), rounds=1, cohort=2, epochs=1,
+    )  # fmt: skip
+    assert [run.config.seed for run in results] == [0, 3, 0, 3]
+    assert results[np.int64(3)].config.train.lr == 0.2
+
+
 def content(folder):
     """What runs are: their records without times, and their last weights."""
     found = {}

@@ -98,8 +98,8 @@ def analyse(
 
     Args:
         result: The run; files go to the folder ``analysis`` of its directory, where it has one.
-        what: Names of measures, "embedding" and "maps"; by default those of `PARTS` that are
-            possible.
+        what: Names of measures, "embedding" and "maps", or one; by default those of `PARTS` that
+            are possible.
         reference: Directory of a finished run of strategy 'centralized', for MMD; by default the
             one that the run's configuration names.
         samples: Features in the t-SNE at most.
@@ -112,7 +112,7 @@ def analyse(
         FedprotoError: If a part is unknown, or the run's data or model are not at hand.
     """
     known = [*MEASURES.names(), EMBEDDING, MAPS]
-    parts = list(what or ())
+    parts = [what] if isinstance(what, str) else list(what or ())
     for name in parts:
         if name not in known:
             raise ConfigError(f"what: {unknown_name('part', name, known)}")

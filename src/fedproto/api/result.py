@@ -272,10 +272,10 @@ class Results(Comparable, Sequence[Result]):
     def __getitem__(self, index: slice | str) -> Results: ...
 
     def __getitem__(self, index: int | slice | str) -> Result | Results:
-        if isinstance(index, int):
-            return self._results[index]
         if isinstance(index, slice):
             return Results(self._results[index])
+        if not isinstance(index, str):
+            return self._results[index]
         found = [result for result in self if result.config.title == index]
         if not found:
             known = ", ".join(dict.fromkeys(result.config.title for result in self))

@@ -26,7 +26,7 @@ from fedproto.api.progress import progress_for
 from fedproto.api.result import Result, Results, hardly_learned, refusals
 from fedproto.callback import Callback
 from fedproto.config import RunConfig, Sections, read_config
-from fedproto.config.recipe import COMMON, as_tables, combine, dotted_keyword
+from fedproto.config.recipe import COMMON, as_tables, axes_of, combine, dotted_keyword
 from fedproto.data.base import DATASETS, data_root
 from fedproto.data.federation import Federation
 from fedproto.data.own import located
@@ -158,13 +158,13 @@ def sweep(
         _tables(data, model, {**common, **sections, **changes, "label": label})
         for label, changes in _variants(strategies).items()
     ]
-    axes: dict[str, Sequence[Any]]
-    axes = {dotted_keyword(key): list(values) for key, values in (grid or {}).items()}
     seeds = plain(seeds)
-    axes["seed"] = range(seeds) if isinstance(seeds, int) else list(seeds)
+    values: dict[str, Any] = {dotted_keyword(key): one for key, one in (grid or {}).items()}
+    values["seed"] = range(seeds) if isinstance(seeds, int) else seeds
+    axes = axes_of(values, "sweep")
     configs = {name: config.located() for name, config in combine(variants, axes).items()}
     if not configs:
-        raise ConfigError("a sweep needs at least one strategy, one value per option and one seed")
+        raise ConfigError("a sweep needs at least one strategy")
     loaded = _loaded(next(iter(configs.values())), data)
     runs = [_checked_run(config, loaded, model) for config in configs.values()]
     if out is not None:
@@ -266,10 +266,18 @@ def _tables(data: Data, model: Model, keywords: Mapping[str, Any]) -> dict[str, 
     """The tables of a recipe; without data or model that were given in Python."""
     tables = as_tables(keywords)
     if not isinstance(data, Federation):
-        tables["data"] = data
+        tables["data"] = _named(data, "data", "a federation, as Federation.from_clients makes one")
     if not _is_own(model):
-        tables["model"] = model
+        tables["model"] = _named(model, "model", "a torch module, a function that makes one")
     return tables
+
+
+def _named(given: Any, kind: str, own: str) -> Section:
+    if not isinstance(given, Options | Mapping | str):
+        raise ConfigError(
+            f"{kind} must be {own}, a name or a section of options, not {type(given).__name__}"
+        )
+    return given
 
 
 def _is_own(model: Model) -> bool:

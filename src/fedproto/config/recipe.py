@@ -219,9 +219,10 @@ def axes_of(section: Any, where: str) -> dict[str, list[Any]]:
     """The values to try per option, by dotted names."""
     if not isinstance(section, Mapping):
         raise ConfigError(f"{where} must be a section of lists, not {section!r}")
-    axes = flatten(section)
-    for key, values in axes.items():
-        if not isinstance(values, list) or not values:
+    axes = {}
+    for key, values in flatten(section).items():
+        axes[key] = [] if isinstance(values, str) or not isinstance(values, Iterable) else [*values]
+        if not axes[key]:
             raise ConfigError(f"{where}.{key} must be a list of values, not {values!r}")
     return axes
 
