@@ -406,6 +406,14 @@ def test_a_quarter_turn_and_a_blur_by_hand():
     np.testing.assert_allclose(blurred[0, 0, 4:11, 4:11], np.outer(taps, taps), atol=1e-6)
 
 
+def test_a_blur_of_any_width_takes_the_memory_of_a_few_images():
+    samples = image_samples(2)
+    blurred = shifted(samples, [np.arange(2)], "blur", 1e30, seed=0).inputs
+    by_row = samples.inputs[0, 0].numpy()
+    padded = np.pad(by_row, 9, mode="edge")
+    assert float(blurred[0, 0, 4, 4]) == pytest.approx(padded[4:23, 4:23].mean(), rel=1e-4)
+
+
 def test_shifted_bytes_stay_bytes():
     samples = MappedSamples(torch.full((4, 3, 8, 8), 250, dtype=torch.uint8), torch.zeros(4))
     moved = shifted(samples, [np.arange(4)], "noise", 0.5, seed=0)

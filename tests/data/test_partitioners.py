@@ -271,6 +271,11 @@ def test_iid_sizes_differ_by_at_most_one():
             lambda y, r: sort_and_partition(y, r, clients=10, shards_per_client=4),
             "shards_per_client must be between 1 and 3",
         ),
+        (
+            lambda y, r: by_classes(y, r, clients=3, classes_per_client=2, sigma=1e4),
+            "sizes that differ so much cannot be drawn; lower sigma",
+        ),
+        (lambda y, r: by_dirichlet(y, r, clients=3, alpha=1.0, gamma=1e-3), "raise gamma"),
     ],
 )
 def test_impossible_numbers_are_named(call, message):

@@ -284,7 +284,10 @@ def sort_and_partition(
 def apportion(total: int, weights: NDArray[np.float64], minimum: int) -> Indices:
     """Divides an integer in proportion to weights, after a minimum for each."""
     base = min(minimum, total // len(weights))
-    quota = (total - base * len(weights)) * weights / weights.sum()
+    with np.errstate(invalid="ignore"):
+        quota = (total - base * len(weights)) * weights / weights.sum()
+    if not np.isfinite(quota).all():
+        raise DataError("sizes that differ so much cannot be drawn; lower sigma or raise gamma")
     shares = np.floor(quota).astype(np.int64)
     short = total - base * len(weights) - int(shares.sum())
     # Whole shares leave a remainder: it goes to those who lost most by rounding down.

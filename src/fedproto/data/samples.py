@@ -277,8 +277,11 @@ def _rotated(images: Tensor, degrees: float) -> Tensor:
 
 
 def _blurred(images: Tensor, sigma: float) -> Tensor:
-    """Images ``[B, C, H, W]`` under a Gaussian filter; edges are repeated outwards."""
-    reach = max(1, math.ceil(3 * sigma))
+    """Images ``[B, C, H, W]`` under a Gaussian filter; edges are repeated outwards.
+
+    The filter reaches 3σ, and no farther than the image's longer side.
+    """
+    reach = min(max(1, math.ceil(3 * sigma)), max(images.shape[-2:]))
     places = torch.arange(-reach, reach + 1, dtype=torch.float32)
     taps = torch.exp(-0.5 * (places / sigma) ** 2)
     taps = taps / taps.sum()
