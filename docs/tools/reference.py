@@ -69,7 +69,7 @@ def strategies() -> str:
         client = {**strategy.client_memory(_SETTING), **personal_memory(strategy, _SETTING)}
         cells = (_groups(server), _groups(client), _groups(strategy.payload(_SETTING, 10)))
         lines.append(f"| [`{name}`](#{name}) | {_method(known.get(name))} | {' | '.join(cells)} |")
-    text = ["\n".join(lines), "What is marked *broadcast* goes to clients with the weights."]
+    text = ["\n".join(lines), "Tensors marked *broadcast* are sent to clients with the weights."]
     for entry in entries("strategies"):
         cls = known.get(entry.name)
         text += [_described(entry, level=2, rest=_paragraphs(cls))]
@@ -96,9 +96,10 @@ def _command(path: str, what: Command) -> Iterator[str]:
             names = ", ".join(f"`{name}`" for name in (*one.opts, *one.secondary_opts))
             lines.append(f"| {names} | {_cell(one.help or '')} |")
         elif _is_argument(one):
-            name = one.make_metavar(_context(what)).strip("[]").removesuffix("...")
+            name = one.make_metavar(_context(what)).removesuffix("...").strip("[]")
             lines.append(f"| `{name}` | {_cell(getattr(one, 'help', '') or '')} |")
-    yield "\n".join(lines)
+    if len(lines) > 2:
+        yield "\n".join(lines)
 
 
 def _context(what: Command):  # noqa: ANN202 - click's own class

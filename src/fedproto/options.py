@@ -113,7 +113,7 @@ def describe(cls: type[Options]) -> list[Description]:
     return [
         Description(
             name=field.name,
-            type=_type_name(hint) + _range_text(told.get("limits", {})),
+            type=_type_name(hint, told.get("limits", {})),
             default=field.default,
             help=told.get("help", ""),
         )
@@ -210,17 +210,21 @@ def _range_text(limits: Mapping[str, float]) -> str:
     return f" {' and '.join(parts)}" if parts else ""
 
 
-def _type_name(hint: Any) -> str:
+def _type_name(hint: Any, limits: Mapping[str, float] | None = None) -> str:
+    """A type in words; numbers with their range."""
     origin, members = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return " or ".join(map(_type_name, members))
+        named = (_type_name(member, limits).removeprefix("one of ") for member in members)
+        *first, last = ", ".join(named).split(", ")
+        return f"{', '.join(first)} or {last}"
     if origin is Literal:
         return "one of " + ", ".join(map(repr, members))
     if origin is tuple:
-        return f"a list of {_type_name(members[0])}"
-    names = {float: "a number", int: "an integer", bool: "true or false", str: "a string"}
-    names[type(None)] = "nothing"
-    return names.get(hint, getattr(hint, "__name__", str(hint)))
+        return f"a list of {_type_name(members[0]).partition(' ')[2]}s"
+    if hint in (int, float):
+        return ("an integer" if hint is int else "a number") + _range_text(limits or {})
+    known = {bool: "true or false", str: "a string", type(None): "none"}
+    return known.get(hint, getattr(hint, "__name__", str(hint)))
 
 
 C = TypeVar("C")

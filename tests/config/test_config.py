@@ -55,8 +55,8 @@ class Sample(Options):
         ({"kind": "c"}, "here.kind must be one of 'a', 'b', not 'c'"),
         ({"flag": 1}, "here.flag must be true or false, not 1"),
         ({"limit": 0}, "here.limit must be above 0, not 0"),
-        ({"limit": "x"}, "here.limit must be a number or nothing, not 'x'"),
-        ({"names": "x"}, "here.names must be a list of a string, not 'x'"),
+        ({"limit": "x"}, "here.limit must be a number or none, not 'x'"),
+        ({"names": "x"}, "here.names must be a list of strings, not 'x'"),
     ],
 )
 def test_wrong_options_are_refused_with_a_remedy(given, message):
