@@ -40,8 +40,8 @@ def make_runs(folder: Path) -> dict[str, Path]:
     """Pages about real runs, by name."""
     pages = {}
     for name in ("synthetic", "everything"):
-        for archive in sorted((ROOT / "results" / "runs").glob("*.tar.gz")):
-            inside = folder / name / archive.name.removesuffix(".tar.gz")
+        for archive in sorted((ROOT / "results" / "runs").glob("*.tar.*")):
+            inside = folder / name / archive.name.partition(".")[0]
             if name in ("everything", inside.name) and not inside.exists():
                 with tarfile.open(archive) as file:
                     file.extractall(inside, filter="data")

@@ -231,6 +231,8 @@ def test_all_runs_together_open_on_one_data_set_and_an_answer(browser, everythin
     )
     assert len(families) == 1
     assert " scores highest on " in browser.find_element("id", "sentence").text
+    assert ". Verdict: " in browser.find_element("id", "sentence").text
+    assert not browser.find_element("id", "reset").is_displayed(), "the reader has hidden nothing"
     spent = browser.execute_script(
         "return performance.getEntriesByType('navigation')[0].loadEventEnd"
     )

@@ -176,11 +176,13 @@ def test_the_first_screen_answers(page):
     )
     assert bottom < 900, "sentence and table are on the first screen"
     assert len(page.find_elements("css selector", "#answer-table svg.interval")) == 1
+    (zero,) = page.find_elements("css selector", "#answer-table svg.interval line")
+    assert zero.get_attribute("x1") == zero.get_attribute("x2"), "no interval without a test"
 
 
 def test_lines_are_named_at_their_ends_and_chance_is_drawn(browser, tmp_path):
-    set_size(browser, 1200, 900)
-    for chance in (False, True):
+    for chance, width in ((False, 1200), (True, 390)):
+        set_size(browser, width, 900)
         write_run(tmp_path / str(chance) / "one", label="One")
         if chance:
             RunStore.open(tmp_path / "True" / "one").describe(data={"num_classes": 4})
@@ -221,6 +223,12 @@ def test_a_table_without_rows_in_view_says_so(browser, tmp_path):
     settle(browser)
     assert texts(browser, "#classes-table tr") == []
     assert "None of the runs in view" in browser.find_element("css selector", "#classes").text
+    for section in ("curves", "clients", "cost", "attention"):
+        said = browser.execute_script(
+            "return getComputedStyle(document.querySelector(arguments[0]), '::after').content",
+            f"#{section}-panels",
+        )
+        assert said == '"No run in view has this."', section
     assert console(browser) == []
 
 

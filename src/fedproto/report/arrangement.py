@@ -28,7 +28,7 @@ Identity: TypeAlias = tuple[tuple[str, str], ...]
 
 # What comes first says most about a condition; what is not here comes last.
 _TELLING = ("data.name", "schedule.delta", "data.alpha", "data", "model", "schedule.cohort")
-_SHORT = {"schedule.delta": "δ", "data.alpha": "α"}
+_SHORT = {"schedule.delta": "δ", "data.alpha": "α", "data.seed": "data seed"}
 FAMILY = "data.name"
 
 # Change how a run is executed and observed, not its results.

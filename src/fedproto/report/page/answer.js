@@ -117,7 +117,7 @@ function answerColumns(all) {
   const of = (key, unit, label) => ({ key, label: label + (unit.percent ? " %" : ""), lower: unit.lower, factor: unit.percent ? 100 : 1, value: ({ groups }) => figureOf(groups, key)?.mean ?? null, text: ({ groups }) => withDeviation(unit, figureOf(groups, key)) });
   const simple = (key, label, value, text) => ({ key, label, value, text: (row) => (value(row) === null ? "–" : text(value(row))), lower: true, factor: 1 });
   const fair = (name) => ({ ...simple(name, `${CLIENTS[name]} %`, ({ groups }) => fairnessOf(groups, name), (value) => (100 * value).toFixed(1)), lower: name === "zero", factor: 100 });
-  const cost = (label, ...names) => simple(label, label, ({ groups }) => megabytesOf(groups, ...names), formatNumber);
+  const cost = (label, ...names) => simple(label, label, ({ groups }) => megabytesOf(groups, ...names), megabytes);
   const found = (key, label, value, text) => ({ ...simple(key, label, (row) => value(row.found) ?? null, text), lower: false });
   const some = (test) => page.shown.some(test);
   const points = metric.percent ? 100 : 1;
@@ -167,10 +167,10 @@ function intervalCell({ found, range }) {
   if (!found) return make("span", { class: "difference" }, make("span", {}, "–"));
   const { metric } = page;
   const x = scaleOf(range, [4, 112], false);
-  const svg = svgOf(116, 20, `95 % interval ${found.low === null ? "unknown" : `${signed(metric, found.low)} to ${signed(metric, found.high)}`}`, { class: "interval" });
+  const svg = svgOf(116, 20, `95 % interval ${found.p === null ? "unknown" : `${signed(metric, found.low)} to ${signed(metric, found.high)}`}`, { class: "interval" });
   const color = { better: "--good", worse: "--bad" }[found.word] || "--faint";
   svg.append(lineAt(x(0), 0, x(0), 20, { stroke: variable("--ink") }));
-  if (found.low !== null) svg.append(lineAt(Math.max(2, x(found.low)), 10, Math.min(114, x(found.high)), 10, { stroke: variable(color), "stroke-width": 3 }));
+  if (found.p !== null) svg.append(lineAt(x(found.low), 10, x(found.high), 10, { stroke: variable(color), "stroke-width": 3 }));
   svg.append(makeSvg("circle", { cx: x(found.mean), cy: 10, r: 4, fill: variable(color) }));
   const at = found.until === null ? "" : ` @ ${found.until}`;
   const word = found.p === null ? "" : ` ${WORDS[found.word]} ${found.word}`;
@@ -184,7 +184,7 @@ function rangeOf(rows) {
   return [low - room, high + room];
 }
 
-// One sentence: best method, score, difference from the baseline, cost, client scores.
+// The answer in words: best method, score, difference from the baseline with its verdict, client scores, cost.
 function sentence(block) {
   const { data, metric } = page;
   const federated = block.rows.filter((row) => !row.groups[0].pooled && figureOf(row.groups, metric.name));
@@ -194,23 +194,25 @@ function sentence(block) {
   if (!best) return ["No method has been tested yet."];
   const [done, planned] = ["rounds", "planned"].map((name) => Math.min(...best.groups.map((group) => group[name])));
   const unfinished = done < planned ? ` after ${done} of ${planned} rounds` : "";
-  const title = (row) => make("b", {}, data.methods[row.method].title);
+  const title = ({ method }) => data.methods[method].title;
+  const base = data.methods[block.base].title;
   const beside = best.method === block.base ? next : best;
   const found = beside?.found;
   const unit = metric.percent ? " points" : "";
-  const test = found && found.p !== null ? `${Math.round(100 * data.sure)} % interval ${signed(metric, found.low)} to ${signed(metric, found.high)}, p ${found.corrected < 0.001 ? "< 0.001" : `= ${found.corrected.toFixed(3)}`} of ${found.of} comparison${found.of === 1 ? "" : "s"}: ${found.word}` : `${found?.pairs === 1 ? "one seed" : `${found?.pairs} seeds`}, too few for a test`;
   const until = found && found.until !== null ? `, both at round ${found.until}` : "";
+  const test = !found ? "" : found.p === null ? ` (${found.pairs === 1 ? "one seed" : `${found.pairs} seeds`}, too few for a test${until})`
+    : `. Verdict: ${found.word} (${Math.round(100 * data.sure)} % interval ${signed(metric, found.low)} to ${signed(metric, found.high)}, p ${found.corrected < 0.001 ? "< 0.001" : `= ${found.corrected.toFixed(3)}`} corrected for ${found.of} comparison${found.of === 1 ? "" : "s"}${until})`;
   const [cost, usual] = [best, block.rows.find((row) => row.method === block.base)].map((row) => (row ? megabytesOf(row.groups, "bytes up", "bytes down") : null));
-  const times = cost && usual && best.method !== block.base && !unfinished ? ` (${(cost / usual).toFixed(2)} × ${data.methods[block.base].title})` : "";
+  const times = cost && usual && best.method !== block.base && !unfinished ? ` (${(cost / usual).toFixed(2)} × ${base})` : "";
   const [client, worst, zero] = Object.keys(CLIENTS).map((name) => fairnessOf(best.groups, name));
   const own = figureOf(best.groups, `personal_${data.metric}`);
   return [
-    title(best), ` scores ${metric.lower ? "lowest" : "highest"}${unfinished ? " so far" : ""}${block.overall ? `${page.several.families ? ` on ${block.family}` : ""}, mean over ${best.groups.length} conditions` : block.title === "all runs" ? "" : ` with ${block.title}`}: ${formatAs(metric)(figureOf(best.groups, metric.name).mean)} ${metric.label}${unfinished}`,
-    found ? [`; ${beside === best ? "" : "next "}`, beside === best ? null : title(beside), beside === best ? "" : " ", `${signed(metric, found.mean)}${unit} against ${data.methods[block.base].title} (${test}${until})`] : "",
-    cost ? `; ${formatNumber(cost)} MB${times}` : "",
-    own ? `; personal models ${formatPercent(own.mean)}` : "",
-    client === null ? "" : `; mean client ${formatPercent(client)}, worst tenth ${formatPercent(worst)}, ${formatPercent(zero)} of clients at zero`, ".",
-  ].flat().filter(Boolean);
+    make("b", {}, title(best)), ` scores ${metric.lower ? "lowest" : "highest"}${unfinished ? " so far" : ""}${block.overall ? `${page.several.families ? ` on ${block.family}` : ""}, mean over ${best.groups.length} conditions` : block.title === "all runs" ? "" : ` with ${block.title}`}: ${formatAs(metric)(figureOf(best.groups, metric.name).mean)} ${metric.label}${unfinished}`,
+    found ? `${beside === best ? ", " : `. Next is ${title(beside)}, `}${signed(metric, found.mean)}${unit} against ${base}${test}` : "", ".",
+    client === null ? "" : ` The mean client has ${formatPercent(client)}, the worst tenth ${formatPercent(worst)}; ${formatPercent(zero)} of clients are at zero.`,
+    own ? ` With personal models ${formatPercent(own.mean)}.` : "",
+    cost ? ` Traffic: ${megabytes(cost)} MB${times}.` : "",
+  ].filter(Boolean);
 }
 
 page.sections.push({
@@ -275,6 +277,7 @@ page.sections.push({
       `Baseline: ${bases}${state.base ? "" : /^fedavg$/i.test(bases) ? "" : ", as the method with most pairs"}.`,
       tests ? `Difference${metric.percent ? " in points" : ""} on the same seeds with ${Math.round(100 * data.sure)} % interval (Student's t); p corrected for ${tests} comparisons (Holm). Better or worse: p < 0.05; equivalent: interval within ${metric.margin === null ? "a margin (none for this metric)" : `± ${formatNumber((metric.percent ? 100 : 1) * metric.margin)}${metric.percent ? " points" : ""}`}; else unclear.` : `No test: fewer than ${data.fewest} seeds in common.`,
       blocks.some((block) => block.rows.some((row) => row.found && row.found.until !== null)) ? "@ n: some runs are unfinished; compared and ranked at round n, the last one that all have." : "",
+      few.length ? "A mean over conditions ranks the methods that were run in all of them." : "",
       page.shown.some((group) => group.fairness) ? "Mean client, worst tenth, at zero: scores on each client's own test samples." : "",
     ].filter(Boolean).join(" ");
   },

@@ -124,6 +124,10 @@ function withDeviation(metric, found) {
   return plain(metric, found.mean) + (found.deviation === null ? "" : ` ± ${plain(metric, found.deviation)}`);
 }
 
+function megabytes(value) {
+  return value >= 1 ? value.toFixed(1) : formatNumber(value);
+}
+
 function formatSeconds(seconds) {
   if (seconds < 90) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
   if (seconds < 5400) return `${(seconds / 60).toFixed(1)} min`;

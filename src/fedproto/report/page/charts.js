@@ -107,8 +107,8 @@ function chart(spec, width, height) {
   const yRange = yRangeOf(spec);
   const yMarks = (spec.y.log ? logMarks(...yRange, spec.y.log) : marks(...yRange, Math.max(3, Math.floor(height / 55))));
   const texts = yMarks.map((mark) => (spec.y.mark || formatNumber)(mark));
-  const named = width >= 380 ? (spec.lines || []).filter((line) => line.named && line.y.length) : [];
-  const room = named.length ? Math.min(0.34 * width, 16 + 7.2 * Math.max(...named.map((line) => line.label.length))) : 22;
+  const named = width >= 300 ? (spec.lines || []).filter((line) => line.named && line.y.length) : [];
+  const room = named.length ? Math.min(0.34 * width, 16 + 7.6 * Math.max(...named.map((line) => line.label.length))) : 22;
   const area = { left: 30 + 7 * Math.max(2, ...texts.map((text) => text.length)), top: 8, right: width - room, bottom: height - 40 };
   const x = scaleOf(xRangeOf(spec), [area.left, area.right], spec.x.log);
   const y = scaleOf(yRange, [area.bottom, area.top], spec.y.log);
@@ -139,11 +139,11 @@ function chart(spec, width, height) {
 
 // Names at the ends of lines, moved apart where they would overlap.
 function nameLines(svg, lines, y, area, room) {
-  const places = lines.map((line) => ({ line, at: y(line.y.findLast((value) => value !== null)) })).sort((one, other) => one.at - other.at);
+  const places = lines.map((line) => ({ line, at: y(line.y.findLast((value) => value !== null)) })).sort((one, other) => one.at - other.at || mean(other.line.y) - mean(one.line.y));
   const gap = Math.min(14, (area.bottom - area.top) / Math.max(1, places.length));
   places.forEach((place, index) => { place.at = Math.max(place.at, index ? places[index - 1].at + gap : area.top + 4); });
   places.reduceRight((below, place) => (place.at = Math.min(place.at, below)) - gap, area.bottom);
-  for (const { line, at } of places) svg.append(textAt(area.right + 6, at + 4, shortened(line.label, Math.floor((room - 8) / 7)), { "font-size": 11, fill: line.color || colorOf(line.method), "font-weight": 600 }));
+  for (const { line, at } of places) svg.append(textAt(area.right + 6, at + 4, shortened(line.label, Math.floor((room - 8) / 7.6)), { "font-size": 11, fill: line.color || colorOf(line.method), "font-weight": 600 }));
 }
 
 // Names beside points, where they hide neither another name nor a point.

@@ -119,7 +119,7 @@ function drawBar() {
   const find = document.getElementById("find");
   if (find.value !== state.find) find.value = state.find;
   const all = page.shown.length === data.groups.length;
-  document.getElementById("reset").hidden = all;
+  document.getElementById("reset").hidden = !(state.hide.size || state.without.size || state.find);
   document.getElementById("count").textContent = all ? `${data.groups.length} group${data.groups.length === 1 ? "" : "s"} of runs` : `${page.shown.length} of ${data.groups.length} groups shown`;
   document.documentElement.style.setProperty("--bar", `${getComputedStyle(bar).position === "sticky" ? bar.offsetHeight : 0}px`);
 }
