@@ -209,12 +209,29 @@ class Residual(nn.Module):
         return self.out(nn.functional.avg_pool2d(y, 2).view(y.size(0), -1))
 
 
+class InPlace(nn.Module):
+    """Functions that change their input, apart from any layer that they could join."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.relu, self.out = nn.ReLU(inplace=True), nn.Linear(4, CLASSES)
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x))
+        y = self.second(x)
+        y += x
+        x = nn.functional.relu_(self.relu(y).neg().add_(x))
+        return self.out(nn.functional.relu(x.mean((2, 3)), inplace=True))
+
+
 TRACED = {
     "lenet": LeNetOptions(channels=6, hidden=8, features=7),
     "group norm": ResNet20Options(groups=2, standardize=True),
     "batch norm": ResNet20Options(norm="batch"),
     "no norm, large stem": ResNet20Options(norm="none", stem=7),
     "of one's own": with_features(Residual(), head="out"),
+    "in place": with_features(InPlace(), head="out"),
 }
 
 

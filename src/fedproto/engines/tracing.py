@@ -209,6 +209,8 @@ RELU = (F.relu, F.relu_, torch.relu, torch.relu_, "relu", "relu_")
 FLATTEN, FLAT = (torch.flatten, "flatten"), ("start_dim", "end_dim")
 POOL = (F.max_pool2d, torch.max_pool2d)
 SUM = (operator.add, operator.iadd, torch.add, "add", "add_")
+IN_PLACE: dict[Any, Any] = {operator.iadd: operator.add, "add_": torch.add}
+"""What takes the place of functions that would change what other steps keep."""
 LayerKind = TypeVar("LayerKind", bound=LayerStep)
 
 
@@ -404,15 +406,17 @@ class _Builder:
         name = str(getattr(node.target, "__name__", node.target))
         if "dropout" in name or "rand" in name:
             raise _Unknown
-        inputs, layer = node.all_input_nodes, self._modules.get(str(node.target))
+        inputs, layer = node.all_input_nodes, self._layer(node)
+        called: Any = layer if node.op == "call_module" else IN_PLACE.get(node.target, node.target)
 
         def function(*values: Any) -> Any:
+            if isinstance(layer, nn.ReLU):
+                return values[0].relu()
             given = dict(zip(inputs, values, strict=True))
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), given.__getitem__)
-            if node.op == "call_method":
+            if isinstance(called, str):
                 own, *rest = args
-                return getattr(own, str(node.target))(*rest, **kwargs)
-            called: Any = layer if node.op == "call_module" else node.target
+                return getattr(own, called)(*rest, **kwargs)
             return called(*args, **kwargs)
 
         self._append(node, PlainStep, inputs, function=function)
