@@ -5,10 +5,10 @@ Shapes: C classes, D feature channels, K clients of the cohort.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TypeAlias, TypeVar
+from typing import Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -49,8 +49,11 @@ class Prototypes:
         """Which classes have at least one feature, ``[..., C]``, boolean."""
         return self.count > 0
 
-    def __add__(self, other: Prototypes) -> Prototypes:
-        return Prototypes(self.sum + other.sum, self.count + other.count)
+    def __iter__(self) -> Iterator[Tensor]:
+        return (getattr(self, one.name) for one in fields(self))
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(*(one + another for one, another in zip(self, other, strict=True)))
 
     @staticmethod
     def stack(parts: Sequence[Prototypes]) -> Prototypes:

@@ -198,7 +198,7 @@ def test_the_helper_looks_before_and_after(example):
     assert result == "trained"
     assert model.training
     sent = records["payload"].to_torch_state_dict()
-    torch.testing.assert_close(sent[SUM].float(), after.sums)
+    torch.testing.assert_close(sent[SUM].float(), after.sum)
     assert torch.equal(sent[COUNT], after.count)
     expected = FedProto().report(None, {}, before, after).payload[MARGIN]
     torch.testing.assert_close(sent[MARGIN], expected, check_dtype=False)

@@ -244,7 +244,7 @@ def test_the_gaussian_head_predicts_as_discriminant_analysis_does(seed):
 
     features, labels = labelled(seed)
     seen = statistics(features, labels)
-    weight, bias = gaussian_head(seen.count.double(), seen.sums, seen.products)
+    weight, bias = gaussian_head(seen.count.double(), seen.sum, seen.products)
     ours = (torch.from_numpy(features) @ weight.t() + bias).argmax(dim=1).numpy()
     theirs = LinearDiscriminantAnalysis(solver="lsqr").fit(features, labels).predict(features)
     assert (ours == theirs).mean() > 0.98
@@ -256,7 +256,7 @@ def test_the_ridge_head_is_ridge_regression(seed):
 
     features, labels = labelled(seed)
     seen = statistics(features, labels)
-    weight, _ = ridge_head(seen.count.double(), seen.sums, seen.products, 0.01)
+    weight, _ = ridge_head(seen.count.double(), seen.sum, seen.products, 0.01)
     penalty = 0.01 * float(seen.products.diagonal().mean())
     fitted = Ridge(alpha=penalty, fit_intercept=False).fit(features, np.eye(3)[labels]).coef_
     norm = np.linalg.norm(fitted, axis=1, keepdims=True)
@@ -294,7 +294,7 @@ def test_the_gaussian_head_is_what_calibration_with_virtual_features_tends_to():
     labels = np.repeat(np.arange(3), 20_000)
     features = means[labels] + rng.normal(size=(60_000, 2)) @ np.array([[1.0, 0.4], [0.0, 0.7]])
     seen = statistics(features, labels)
-    weight, bias = gaussian_head(seen.count.double(), seen.sums, seen.products)
+    weight, bias = gaussian_head(seen.count.double(), seen.sum, seen.products)
     fitted = LogisticRegression(C=np.inf).fit(features, labels)
     for ours, theirs in ((weight.numpy(), fitted.coef_), (bias.numpy(), fitted.intercept_)):
         # Softmax takes no notice of what is added to all classes.
@@ -307,7 +307,7 @@ def reported(client: int, seed: int, *, diagonal: bool = False, body=(1.0, 2.0),
     seen = statistics(features, labels)
     upper = seen.products[torch.triu(torch.ones(2, 2, dtype=torch.bool))]
     payload = {SQUARES: seen.products.diagonal()} if diagonal else {PRODUCTS: upper}
-    payload |= {SUM: seen.sums, COUNT: seen.count}
+    payload |= {SUM: seen.sum, COUNT: seen.count}
     return update(client, [[head] * 2] * 3, body=body, **payload), features, labels
 
 
@@ -323,8 +323,8 @@ def test_from_squares_alone_features_do_not_correlate_within_classes():
     within = np.diag(((features - means[labels]) ** 2).sum(axis=0))
     product = within + sum((labels == c).sum() * np.outer(means[c], means[c]) for c in range(3))
     seen = statistics(features, labels)
-    weight, bias = gaussian_head(seen.count.double(), seen.sums, torch.from_numpy(product))
-    factor = temperature(weight, torch.zeros_like(bias), seen.count.double(), seen.sums)
+    weight, bias = gaussian_head(seen.count.double(), seen.sum, torch.from_numpy(product))
+    factor = temperature(weight, torch.zeros_like(bias), seen.count.double(), seen.sum)
     assert torch.allclose(served, factor * weight, rtol=1e-9)
     declared = method.payload(SETTING, 10)
     assert declared[SQUARES].shape == (2,)
@@ -371,7 +371,7 @@ def test_the_mean_head_has_rows_of_norm_one():
     features, labels = labelled(1)
     seen = statistics(features, labels)
     count = seen.count.double().index_fill(0, torch.tensor([1]), 0)
-    weight, bias = mean_head(count, seen.sums)
+    weight, bias = mean_head(count, seen.sum)
     assert weight.norm(dim=1).tolist() == pytest.approx([1.0, 0.0, 1.0])
     assert bias.tolist() == [0.0, 0.0, 0.0]
 
@@ -424,8 +424,8 @@ def test_a_computed_head_is_added_to_the_trained_one_and_fades(round_, fade, sha
     found = after(method, state, reports).served.params["head.weight"]
     seen = statistics(features, labels)
     count = seen.count.double()
-    both = share * gaussian_head(count, seen.sums, seen.products)[0] + trained
-    factor = temperature(both, torch.zeros(3, dtype=DOUBLE), count, seen.sums)
+    both = share * gaussian_head(count, seen.sum, seen.products)[0] + trained
+    factor = temperature(both, torch.zeros(3, dtype=DOUBLE), count, seen.sum)
     assert torch.allclose(found, factor * both, rtol=1e-9)
 
 

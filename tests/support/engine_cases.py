@@ -121,8 +121,8 @@ class Everything(Strategy):
         ways = {name: trained[name] - one for name, one in local.params.items()}
         rounds = local.memory["own/rounds"] + 1
         payload = {
-            "seen/sums": after.sums,
-            "seen/size": before.sums.norm() / before.count.sum(),
+            "seen/sums": after.sum,
+            "seen/size": before.sum.norm() / before.count.sum(),
             "seen/rounds": rounds,
             "seen/variance": after.products.diagonal(dim1=-2, dim2=-1),
         }

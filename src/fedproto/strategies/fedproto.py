@@ -79,12 +79,11 @@ class FedProto(Strategy):
         """The client's prototypes, eq. (4), and its LPM, eq. (8)."""
         assert before is not None  # noqa: S101 - declared in `statistics`
         assert after is not None  # noqa: S101
-        old, new = (Prototypes(seen.sums, seen.count) for seen in (before, after))
         if self.measure == "margin":
-            margin_c = local_margin(old, new)
+            margin_c = local_margin(before, after)
         else:
-            margin_c = _same_class_only(old, minmax_normalize(new.mean), new.seen)
-        return Report({SUM: new.sum, COUNT: new.count, MARGIN: margin_c})
+            margin_c = _same_class_only(before, minmax_normalize(after.mean), after.seen)
+        return Report({SUM: after.sum, COUNT: after.count, MARGIN: margin_c})
 
     def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
         """The federated attention, eq. (13); by number of samples before the first prototypes."""

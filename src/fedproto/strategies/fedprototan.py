@@ -52,7 +52,7 @@ class FedProtoTan(Strategy):
 
     def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """The prototypes under the trained model."""
-        return Report({SUM: after.sums, COUNT: after.count} if after else {})
+        return Report({SUM: after.sum, COUNT: after.count} if after else {})
 
     def remember(self, state: ServerState, updates: Updates, setting: Setting) -> Tensors:
         """The cohort's merged prototypes."""

@@ -231,7 +231,7 @@ class PrivacyOptions(Options):
             products = torch.where(kept_c.unsqueeze(-1).unsqueeze(-1), products, 0)
         return replace(
             seen,
-            sums=torch.where(kept_c.unsqueeze(-1), seen.sums, 0),
+            sum=torch.where(kept_c.unsqueeze(-1), seen.sum, 0),
             count=torch.where(kept_c, seen.count, 0),
             products=products,
         )

@@ -239,14 +239,14 @@ class ServeOptions(Part):
         """The client's statistics under the received model."""
         if before is None:
             return Report()
-        found = {SUM: before.sums, COUNT: before.count}
+        found = {SUM: before.sum, COUNT: before.count}
         if self._products:
             products = before.products
-            if products.dim() > before.sums.dim():  # class by class
+            if products.dim() > before.sum.dim():  # class by class
                 products = products.sum(dim=-3)
             all_ = self._products == PRODUCTS
             numbers = packed(products) if all_ else products.diagonal(dim1=-2, dim2=-1)
-            found[self._products] = numbers.to(before.sums.dtype)
+            found[self._products] = numbers.to(before.sum.dtype)
         return Report(found)
 
     def follow(

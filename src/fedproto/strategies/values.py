@@ -9,7 +9,7 @@ Shapes: B samples of a batch, C classes, D feature channels.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedproto.equations import class_sums
 from fedproto.errors import TrainingError
-from fedproto.types import Tensors
+from fedproto.types import Prototypes, Tensors
 
 Statistic: TypeAlias = Literal["features", "products", "class_products"]
 """Statistics of a client's training data under a model: see `Observation`."""
@@ -173,54 +173,37 @@ class Needs:
         )
 
 
-@dataclass(frozen=True)
-class Observation:
-    """Statistics of some samples under a model, as sums, so that adding two is exact.
+@dataclass(frozen=True, repr=False)
+class Observation(Prototypes):
+    """Statistics of some samples under a model: summed features, their number, and products.
 
-    Leading dimensions are allowed in front, one place per client. What was not asked for has no
-    channels, or is zero.
+    What was not asked for has no channels.
 
     Attributes:
-        sums: Summed features per class, ``[..., C, D]``.
-        count: Feature vectors per class, ``[..., C]``.
         products: Summed products of features, ``[..., D, D]``; by class, ``[..., C, D, D]``, where
-            the statistic "class_products" was asked for.
+            the statistic "class_products" was asked for. In double precision: the difference to the
+            products of the means can be small.
     """
 
-    sums: Tensor
-    count: Tensor
     products: Tensor = field(default_factory=lambda: torch.empty(0, 0))
 
     @staticmethod
     def of(
         what: frozenset[Statistic], features: Tensor | None, labels: Tensor, num_classes: int
     ) -> Observation:
-        """The statistics of feature vectors with their labels."""
+        """The statistics of feature vectors with their labels; void is left out."""
+        sums, count = class_sums(features, labels, num_classes)
+        counts = labels >= 0
         if "class_products" in what:
             by_class = torch.arange(num_classes, device=labels.device).unsqueeze(-1)
-            own = torch.where(labels.unsqueeze(-2) == by_class, labels.unsqueeze(-2), -1)
-            products = _summed_products(None if features is None else features.unsqueeze(-3), own)
-        else:
-            products = _summed_products(features if "products" in what else None, labels)
-        return Observation(*class_sums(features, labels, num_classes), products)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter((self.sums, self.count, self.products))
-
-    def __add__(self, other: Observation) -> Observation:
-        return Observation(*(one + another for one, another in zip(self, other, strict=True)))
-
-
-def _summed_products(e_nd: Tensor | None, y_n: Tensor) -> Tensor:
-    """``Σ e eᵀ`` over the labelled feature vectors, ``[D, D]``; void is left out.
-
-    No features: no channels.
-    """
-    if e_nd is None:
-        return torch.empty((*y_n.shape[:-1], 0, 0), device=y_n.device)
-    # In double precision: the difference to the products of the means can be small.
-    known_nd = (e_nd * (y_n >= 0).unsqueeze(-1)).double()
-    return known_nd.transpose(-1, -2) @ known_nd
+            counts = labels.unsqueeze(-2) == by_class
+            features = None if features is None else features.unsqueeze(-3)
+        elif "products" not in what:
+            features = None
+        if features is None:
+            return Observation(sums, count, sums.new_empty((*labels.shape[:-1], 0, 0)))
+        known_nd = (features * counts.unsqueeze(-1)).double()
+        return Observation(sums, count, known_nd.transpose(-1, -2) @ known_nd)
 
 
 Seen: TypeAlias = "Observation | None"
