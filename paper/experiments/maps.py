@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedproto import load
-from fedproto.api.analysing import open_subject
+from fedproto.api.analysing import Subject
 from fedproto.data.federation import Federation
 from fedproto.data.segmentation import palette
 from fedproto.errors import DataError
@@ -91,7 +91,7 @@ class QualitativeMaps(Experiment):
         chosen = _held_out([result.federation for result in loaded])
         seen: dict[tuple[int, int], Seen] = {}
         for position, result in enumerate(output.track(loaded, "maps")):
-            subject = open_subject(result)
+            subject = Subject(result)
             for index in chosen:
                 seen[position, index] = _look(subject, index)
         output.csv(
@@ -134,7 +134,7 @@ def _held_out(federations: Sequence[Federation]) -> list[int]:
     return [int(mixed[index]) for index in [*np.sort(first), *others][:PICTURES]]
 
 
-def _look(subject: Any, index: int) -> Seen:
+def _look(subject: Subject, index: int) -> Seen:
     scores, features, target = subject.probe.maps(subject.state, index)
     size = (target.shape[-2], target.shape[-1])
     labels = scores.argmax(dim=1)[0].cpu().numpy()

@@ -14,7 +14,7 @@ import io
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 
 from fedproto.api.result import Result
-from fedproto.config import RunConfig
 from fedproto.data.segmentation import palette
 from fedproto.disk.files import Folder, explained, write_atomically, write_output
 from fedproto.errors import ConfigError, StoreError, install, unknown_name
@@ -35,7 +34,6 @@ from fedproto.report.style import class_colors, picture_of
 from fedproto.rng import Purpose, stream
 from fedproto.rounds.identity import check_reference, check_same, data_identity, reference_state
 from fedproto.store import RunStore
-from fedproto.types import ServerState
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -55,36 +53,28 @@ _HEAT = np.array(
 )
 
 
-@dataclass(frozen=True)
 class Subject:
-    """A run's model with its data, ready to be analysed."""
-
-    path: Path
-    config: RunConfig
-    state: ServerState
-    probe: Probe
-
-    def write(self, name: str, found: Mapping[str, Any]) -> None:
-        """Writes one file of the analysis."""
-        text = json.dumps({"round": self.state.round, **found}, indent=1, allow_nan=False)
-        write_atomically(self.path / "analysis" / f"{name}.json", text.encode() + b"\n")
-
-
-def open_subject(result: Result) -> Subject:
-    """Loads a run's model and data.
+    """A run's model with its data, ready to be analysed.
 
     Raises:
         StoreError: If there is no checkpoint, or the run was trained on other data.
         ConfigError: If the run was started in Python with data or a module not given here.
     """
-    path, config, model = result.directory, result.config, result.model
-    assert result.state is not None  # noqa: S101 - the model has its weights
-    identity = RunStore.open(path).description().get("identity", {})
-    check_same(identity, data_identity(result.federation), path)
-    # The run may have been trained on another machine.
-    anywhere = replace(config.engine, name="reference", device="auto")
-    probe = Probe(replace(config, engine=anywhere).workload(result.federation, model))
-    return Subject(path, config, result.state.served.to(probe.device), probe)
+
+    def __init__(self, result: Result) -> None:
+        self.path, self.config, model = result.directory, result.config, result.model
+        assert result.state is not None  # noqa: S101 - the model has its weights
+        identity = RunStore.open(self.path).description().get("identity", {})
+        check_same(identity, data_identity(result.federation), self.path)
+        # The run may have been trained on another machine.
+        anywhere = replace(self.config.engine, name="reference", device="auto")
+        self.probe = Probe(replace(self.config, engine=anywhere).workload(result.federation, model))
+        self.state = result.state.served.to(self.probe.device)
+
+    def write(self, name: str, found: Mapping[str, Any]) -> None:
+        """Writes one file of the analysis."""
+        text = json.dumps({"round": self.state.round, **found}, indent=1, allow_nan=False)
+        write_atomically(self.path / "analysis" / f"{name}.json", text.encode() + b"\n")
 
 
 def analyse(
@@ -116,7 +106,7 @@ def analyse(
     for name in parts:
         if name not in known:
             raise ConfigError(f"what: {unknown_name('part', name, known)}")
-    subject = open_subject(result)
+    subject = Subject(result)
     compared = subject.config.measure.reference if reference is None else str(reference)
     impossible = {
         "mmd": compared is None,
@@ -208,55 +198,57 @@ def _draw_maps(subject: Subject) -> None:
         raise ConfigError(f"maps need Pillow: {install('images')}")
     test = subject.probe.federation.test_indices
     order = stream(subject.config.seed, Purpose.MAPPED).permutation(len(test))
-    chosen = [int(index) for index in np.sort(test[order[:PICTURES_MAPPED]])]
     folder = Folder(subject.path).make("analysis/maps")
     for old in folder.glob("*.png"):
         old.unlink()
-    for index in chosen:
-        save_maps(subject.probe, subject.state, index, folder)
+    for index in map(int, np.sort(test[order[:PICTURES_MAPPED]])):
+        for kind, picture in _maps(subject, index).items():
+            _save(picture, folder / f"{index:06d}-{kind}.png")
 
 
-def save_maps(probe: Probe, state: ServerState, index: int, folder: Path) -> None:
-    """Writes picture, label maps and entropy maps of one sample.
+def _maps(subject: Subject, index: int) -> dict[str, Image]:
+    """Picture, label maps and entropy maps of one sample.
 
     Entropies are shown as shares of the largest possible one, from dark blue (0) to yellow (1).
     """
     from PIL import Image
 
-    scores, features, target = probe.maps(state, index)
+    scores, features, target = subject.probe.maps(subject.state, index)
     size = (target.shape[-2], target.shape[-1])
     softmax = relative(softmax_entropy(scores)[0], scores.shape[1])
     feature = relative(upsampled(feature_entropy(features), size)[0], features.shape[1])
-    picture = picture_of(probe.federation.samples, index)
+    picture = picture_of(subject.probe.federation.samples, index)
     if picture.shape[-1] == 1:
         picture = picture[..., 0]
-
-    def file(kind: str) -> Path:
-        return folder / f"{index:06d}-{kind}.png"
-
-    _save(Image.fromarray(picture), file("picture"))
-    save_labels(target[0].cpu().numpy().astype(np.uint8), file("truth"))
-    save_labels(scores.argmax(dim=1)[0].cpu().numpy().astype(np.uint8), file("prediction"))
-    save_heat(softmax, file("softmax-entropy"))
-    save_heat(feature, file("feature-entropy"))
+    return {
+        "picture": Image.fromarray(picture),
+        "truth": _label_map(target[0].cpu().numpy().astype(np.uint8)),
+        "prediction": _label_map(scores.argmax(dim=1)[0].cpu().numpy().astype(np.uint8)),
+        "softmax-entropy": _heat_map(softmax),
+        "feature-entropy": _heat_map(feature),
+    }
 
 
-def save_labels(labels: NDArray[np.uint8], path: Path) -> Path:
-    """Writes a label map ``[H, W]`` in PASCAL VOC's format: class indices with its palette."""
+def _label_map(labels: NDArray[np.uint8]) -> Image:
     from PIL import Image
 
     picture = Image.fromarray(labels)
     picture.putpalette(palette().tobytes())
-    return _save(picture, path)
+    return picture
 
 
-def save_heat(values: NDArray[np.float64], path: Path) -> Path:
-    """Writes values between 0 (dark blue) and 1 (yellow), ``[H, W]``."""
+def _heat_map(values: NDArray[np.float64]) -> Image:
+    """Values ``[H, W]`` between 0 (dark blue) and 1 (yellow)."""
     from PIL import Image
 
     levels = np.linspace(0, 1, len(_HEAT))
     colours = np.stack([np.interp(values, levels, _HEAT[:, channel]) for channel in range(3)], -1)
-    return _save(Image.fromarray(np.rint(colours).astype(np.uint8)), path)
+    return Image.fromarray(np.rint(colours).astype(np.uint8))
+
+
+def save_labels(labels: NDArray[np.uint8], path: Path) -> Path:
+    """Writes a label map ``[H, W]`` in PASCAL VOC's format: class indices with its palette."""
+    return _save(_label_map(labels), path)
 
 
 def _save(picture: Image, path: Path) -> Path:

@@ -69,22 +69,14 @@ class Predictor:
                 "inputs were normalised by statistics that the run does not contain; predict where"
                 " its data is"
             )
+        numbers = map(str, range(self._about["num_classes"]))
+        self._names: list[str] = self._about["class_names"] or list(numbers)
+        self._per_pixel = task_named(self._about["task"]).label_maps
         self._device = EngineOptions().torch_device()
         self._model = copy.deepcopy(result.model).to(self._device)
         state = result.state
         assert state is not None  # noqa: S101 - the model has its weights
         self._estimates = not statistics_names(self._model) <= {*state.params, *state.buffers}
-
-    @property
-    def segments(self) -> bool:
-        """Whether the model predicts a class per pixel rather than per image."""
-        return task_named(self._about["task"]).label_maps
-
-    @property
-    def class_names(self) -> list[str]:
-        """Names of the classes, by label."""
-        names: list[str] = self._about["class_names"]
-        return names or list(map(str, range(self._about["num_classes"])))
 
     def inputs(self, inputs: Tensor) -> list[ClassPrediction] | list[MapPrediction]:
         """Predictions for inputs ``[N, ...]``; bytes are divided by 255."""
@@ -94,7 +86,7 @@ class Predictor:
                 f"inputs must have the shape [N, {str(shape)[1:]}, not {list(inputs.shape)}"
             )
         x = self._normalised(inputs)
-        if not self.segments:
+        if not self._per_pixel:
             return self._classified(x)
         size = (x.shape[-2], x.shape[-1])
         return self._mapped(x, size, size)
@@ -111,7 +103,7 @@ class Predictor:
         channels, height, width = shape
         with explained(path, " cannot be read", "", DataError), open_regular(path) as file:
             picture = open_image(read_limited(file, path), path)
-        if not self.segments:
+        if not self._per_pixel:
             return self._classified(self._bytes(pixels(picture, channels, (width, height))))[0]
         fit_width, fit_height = fitted(picture.size, min(height, width))
         small = self._bytes(pixels(picture, channels, (fit_width, fit_height)))
@@ -130,7 +122,7 @@ class Predictor:
             labels = upsampled(whole, size).argmax(dim=0).cpu().numpy().astype(np.uint8)
             present, counts = np.unique(labels, return_counts=True)
             shares = {
-                self.class_names[label]: float(count / labels.size)
+                self._names[label]: float(count / labels.size)
                 for label, count in zip(present, counts, strict=True)
             }
             found.append(MapPrediction(labels, shares))
@@ -141,7 +133,7 @@ class Predictor:
         probabilities = torch.softmax(self._logits(x), dim=1)
         return [
             ClassPrediction(
-                dict(zip(self.class_names, each.tolist(), strict=True)),
+                dict(zip(self._names, each.tolist(), strict=True)),
                 float(shannon_entropy(each.unsqueeze(0))),
             )
             for each in probabilities

@@ -150,11 +150,7 @@ def comparison(
     scored = [name for name in clients.values() if any(name in row.values for row in rows)]
 
     def cells(row: Summary) -> dict[str, str]:
-        found: dict[str, str] = {}
-        if compared:
-            found["difference"] = _difference(row, factor, digits, tested=tested)
-        if tested:
-            found |= {"95 % interval": _interval(row, factor, digits), "p": _p_value(row)}
+        found = _difference(row, factor, digits, tested=tested) if compared else {}
         if target is not None:
             found[f"rounds to {target:g}"] = _mean(row, "rounds to target", digits=0)
         found |= {f"{name} %": _mean(row, name, 100, 1) for name in scored}
@@ -242,25 +238,24 @@ def _mean(
     return f"{mean * factor:.{digits}f}{around}"
 
 
-def _difference(row: Summary, factor: float, digits: int, *, tested: bool) -> str:
-    if row.against is None:
-        return "–"
-    text = f"{row.against.difference.mean * factor:+.{digits}f}"
+def _difference(row: Summary, factor: float, digits: int, *, tested: bool) -> dict[str, str]:
+    """The cells about the difference from the baseline."""
+    cells = dict.fromkeys(("difference", "95 % interval", "p") if tested else ("difference",), "–")
+    against = row.against
+    if against is None:
+        return cells
+    found, p = against.difference, against.corrected_p
+    cells["difference"] = f"{found.mean * factor:+.{digits}f}"
     if tested:
-        text += f" {row.against.verdict}"
-    return text if row.against.at_round is None else f"{text} @ {row.against.at_round}"
-
-
-def _interval(row: Summary, factor: float, digits: int) -> str:
-    found = None if row.against is None else row.against.difference
-    if found is None or found.low is None or found.high is None:
-        return "–"
-    return f"{found.low * factor:+.{digits}f} to {found.high * factor:+.{digits}f}"
-
-
-def _p_value(row: Summary) -> str:
-    p = None if row.against is None else row.against.corrected_p
-    return "–" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+        cells["difference"] += f" {against.verdict}"
+        if found.low is not None and found.high is not None:
+            low, high = found.low * factor, found.high * factor
+            cells["95 % interval"] = f"{low:+.{digits}f} to {high:+.{digits}f}"
+        if p is not None:
+            cells["p"] = "< 0.001" if p < 0.001 else f"{p:.3f}"
+    if against.at_round is not None:
+        cells["difference"] += f" @ {against.at_round}"
+    return cells
 
 
 def _as_text(row: Mapping[str, Any]) -> dict[str, str]:
