@@ -73,10 +73,10 @@ def run(
         raise ConfigError(
             f"recipe {recipe} describes {len(configs)} runs; start them with 'fedproto sweep'"
         )
+    make = open_or_create if reuse else RunStore.create
 
     def create(path: Path, configs: Mapping[str, RunConfig]) -> list[RunStore]:
-        make = open_or_create if reuse else RunStore.create
-        return [make(path, config) for config in configs.values()]
+        return [make(path, *configs.values())]
 
     _start(recipe, configs, create, out, tensorboard=tensorboard, quiet=quiet, dry_run=dry_run)
 

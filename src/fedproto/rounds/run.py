@@ -190,16 +190,12 @@ class Run:
         initial = self.initial_state()
         state = self._state if self.records else None
         if self.store is not None:
-            if self.store.format < FORMAT:
-                raise StoreError(
-                    f"{self.store.path} was begun by an earlier version with other random streams;"
-                    " it can be read, but not continued: start a new run"
-                )
             gone = without_successor(self.store.description()["config"])
-            if gone is not None:
+            if gone is not None or self.store.format < FORMAT:
                 raise StoreError(
-                    f"{self.store.path} was trained with {gone}, which this version no longer has;"
-                    " it can be read, but not continued: start a new run"
+                    f"{self.store.path} was begun by an earlier version with"
+                    f" {gone or 'other random streams'}; it can be read, but not continued: start a"
+                    " new run"
                 )
             state = self.store.load_checkpoint()
             if state is not None or self.store.records():
