@@ -61,7 +61,9 @@ def _shown(value: Any) -> str:
         value.savefig(file, dpi=100, metadata={"Software": None})
         picture = base64.b64encode(file.getvalue()).decode()
         return f'<img alt="the picture that the cell draws" src="data:image/png;base64,{picture}">'
-    return f'<pre class="output">{html.escape(repr(value))}</pre>'
+    text = repr(value)
+    kind = "output" if "\n" in text else "output line"
+    return f'<pre class="{kind}">{html.escape(text)}</pre>'
 
 
 @contextlib.contextmanager

@@ -74,7 +74,7 @@ class Shown(Callback):
             self._write(text)
 
     def on_pass(self, num_jobs: int) -> None:
-        """Estimates the time of all rounds, which is told as soon as it is known."""
+        """Estimates the time of all rounds, to be shown once it is known."""
         if self._rounds.completed == self._before:  # what came before is done once
             self._started = time.monotonic()
         known, left = self._rounds.fields["left"], self._left()

@@ -54,7 +54,7 @@ def upgraded(tables: Mapping[str, Any]) -> dict[str, Any]:
     """A stored configuration as tables that `fedproto.config.read_config` reads."""
     result = {name: _without_gone(name, one) for name, one in tables.items() if name != "task"}
     strategy, gone = result.get("strategy"), without_successor(tables)
-    if gone is not None and isinstance(strategy, Mapping):  # it is no run of what is left
+    if gone is not None and isinstance(strategy, Mapping):  # the rest describes another run
         result["label"] = f"{result.get('label') or strategy.get('name')} ({gone})"
     if not isinstance(strategy, Mapping) or not any(mark in strategy for mark in MARKS):
         return result
