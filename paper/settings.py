@@ -61,7 +61,7 @@ def by_windows(
 
     The rule of FedDF's code. The samples are divided evenly at random among groups of ten clients,
     within a group class by class by Dirichlet proportions, with at least half of an even share for
-    everybody. These shares, each sorted by class, are put one after another and cut again into equal
+    each. These shares, each sorted by class, are put one after another and cut into new equal
     windows, one per client: a large share becomes several clients with fewer classes each.
     """
     ends = range(TOGETHER, clients, TOGETHER)
