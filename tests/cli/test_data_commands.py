@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import fedproto
 from data_files import write_mnist
@@ -86,3 +87,16 @@ def test_training_takes_the_data_root(root, tmp_path):
     records = fedproto.load(tmp_path / "run").records
     assert len(records) == 2
     assert "validation_accuracy" in records[0].metrics
+
+
+def test_a_pipe_hears_of_long_preparations(tmp_path, capsys):
+    for label in ("dark", "light"):
+        (tmp_path / "pictures" / label).mkdir(parents=True)
+        for number in range(10):
+            Image.new("L", (6, 6), 9 * number).save(tmp_path / "pictures" / label / f"{number}.png")
+    settings = [f"path={tmp_path / 'pictures'}", "size=6", "clients=2", "partition=iid"]
+    command = ["data", "stats", "images", *(f"--set={one}" for one in settings)]
+    assert main(command) == 0
+    assert capsys.readouterr().err == "preparing …\n"
+    assert main(command) == 0
+    assert capsys.readouterr().err == "", "it is prepared once"

@@ -108,7 +108,7 @@ def prepare_all(sources: Sequence[DataSource]) -> None:
 
 @contextmanager
 def _bars(amount: ProgressColumn, *, transient: bool = False) -> Iterator[OnBytes]:
-    """Progress bars; none without a terminal."""
+    """Progress bars; a line for each without a terminal."""
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), amount
     tasks: dict[str, Any] = {}
@@ -119,6 +119,8 @@ def _bars(amount: ProgressColumn, *, transient: bool = False) -> Iterator[OnByte
         def show(name: str, done: int, total: int | None) -> None:
             if name not in tasks:
                 tasks[name] = bars.add_task(name)
+                if not console.is_terminal:
+                    echo(f"{name} …", err=True)
             bars.update(tasks[name], completed=done, total=total)
 
         yield show
