@@ -143,18 +143,22 @@ def test_check_finds_nothing_wrong_with_a_run_in_progress(tmp_path):
     assert [fault for verdict in verdicts for fault in verdict.faults] == []
 
 
-def test_check_looks_at_checkpoints_before_records(run, monkeypatch):
-    """A round that ends between the two looks, and removes a checkpoint in between."""
-    counted = RunStore.iterate_records
+@pytest.mark.parametrize("when", ["before the records", "after the records"])
+def test_rounds_that_end_while_check_looks_are_no_damage(run, monkeypatch, when):
+    """Rounds that end between two looks add records and checkpoints, and remove others."""
+    counted, done = RunStore.iterate_records, []
 
-    def after_more_rounds(store, lines=None):
-        if not done:
-            done.append(True)
+    def with_more_rounds(store, lines=None):
+        first = not done
+        done.append(True)
+        if first and when == "before the records":
             simulate([RunStore.open(run)])
-        return counted(store, lines)
+        found = list(counted(store, lines))
+        if first and when == "after the records":
+            simulate([RunStore.open(run)])
+        return iter(found)
 
-    done = []
-    monkeypatch.setattr(RunStore, "iterate_records", after_more_rounds)
+    monkeypatch.setattr(RunStore, "iterate_records", with_more_rounds)
     verdict = check_run(run)
     assert done
     assert verdict.faults == []
