@@ -176,60 +176,59 @@ class FlowerEngine(Engine):
         federation = self.workload.federation
         kept = federation.validation
         validation = len(kept) > 0 and np.array_equal(indices, kept)
+        shares = [
+            federation.validation_of(client) if validation else share.test
+            for client, share in enumerate(federation.clients)
+        ]
         config = wire.config_text(self._config)
         scores = []
         for state in states:
-            tests = []
-            for client, share in enumerate(federation.clients):
-                held = len(federation.validation_of(client) if validation else share.test)
-                tests.append((TestJob(config, client, state.round, held, validation), state))
-            tallies = self._tallies(tests)
+            tests = [
+                TestJob(config, client, state.round, len(share), validation)
+                for client, share in enumerate(shares)
+            ]
+            tallies = self._tallies(state, tests)
             scores.append(self._scores(list(tallies.values())) if tallies else {})
         return scores
 
     def evaluate_personal(self, jobs: Sequence[LocalJob]) -> list[dict[str, float]]:
-        """Asks every connected client to test its own model."""
-        shares, task = self.workload.federation.clients, self.workload.task
-        tests = []
-        for job in jobs:
-            config = wire.config_text(replace(self._config, strategy=job.strategy))
-            held, round_ = len(shares[job.client].test), job.state.round
-            test = TestJob(config, job.client, round_, held, False, job.run, job.last_round)
-            tests.append((test, job.state))
-        tallies = self._tallies(tests)
+        """Asks every connected client to test its own model, over the one that all jobs share."""
+        if not jobs:
+            return []
+        shares, task, state = self.workload.federation.clients, self.workload.task, jobs[0].state
+        config = wire.config_text(replace(self._config, strategy=jobs[0].strategy))
+        tests = [
+            TestJob(
+                *(config, job.client, state.round, len(shares[job.client].test)),
+                run=job.run,
+                last_round=job.last_round,
+            )
+            for job in jobs
+        ]
+        tallies = self._tallies(state, tests)
         return [task.metrics(tallies[job.client]) if job.client in tallies else {} for job in jobs]
 
-    def _tallies(self, tests: Sequence[tuple[TestJob, ServerState]]) -> dict[int, Tensor]:
+    def _tallies(self, state: ServerState, tests: Sequence[TestJob]) -> dict[int, Tensor]:
         """Test sums by client, of all that have samples, are connected and answer."""
         self._nodes.refresh()
         node_of = self._nodes.clients()
-        due = {test.client: (test, state) for test, state in tests if test.num_examples}
-        asked = {
-            client: test
-            for client, (test, _) in due.items()
-            if client in node_of and self._suspended.is_asked(client)
-        }
-        absent = [str(client) for client in due if client not in asked]
-        if absent:
+        due = {test.client: test for test in tests if test.num_examples}
+        asked = [one for one in due if one in node_of and self._suspended.is_asked(one)]
+        if absent := [str(client) for client in due if client not in asked]:
             self._nodes.notices.append(
                 f"not tested on clients {', '.join(absent)}: not connected, or failing"
             )
+        model = {"params": state.params, "buffers": state.buffers}
         answers = exchange(
             self._grid,
             "evaluate",
-            {
-                client: (
-                    node_of[client],
-                    wire.encode(test, params=due[client][1].params, buffers=due[client][1].buffers),
-                )
-                for client, test in asked.items()
-            },
-            lambda client, content: self._read_tally(content, asked[client]),
-            round_=tests[0][0].round if tests else 0,
+            {client: (node_of[client], wire.encode(due[client], **model)) for client in asked},
+            lambda client, content: self._read_tally(content, due[client]),
+            round_=state.round,
             deadline=self._options.deadline,
         )
         found: dict[int, Tensor] = {}
-        for client in asked:
+        for client in asked:  # in their order, on which the bits of sums depend
             answer = answers[client]
             if isinstance(answer, UnreadableError):
                 self._nodes.notices.append(f"not tested on client {client}: {answer}")
@@ -275,7 +274,7 @@ class Suspensions:
         self._failed: dict[tuple[int, str], deque[bool]] = defaultdict(
             lambda: deque(maxlen=SUSPENSION_WINDOW)
         )
-        self._outcomes: dict[int, dict[str, str | None]] = defaultdict(dict)
+        self._outcomes: dict[tuple[int, str], str | None] = {}  # of this round
 
     def begin_round(self, round_: int) -> None:
         """A round begins, which shortens all suspensions by one."""
@@ -284,12 +283,12 @@ class Suspensions:
 
     def note(self, client: int, kind: str, failure: str | None = None) -> None:
         """An outcome of a question of a kind; a failure has priority in its round."""
-        outcomes = self._outcomes[client]
-        outcomes[kind] = failure or outcomes.get(kind)
+        self._outcomes[client, kind] = failure or self._outcomes.get((client, kind))
 
     def is_asked(self, client: int) -> bool:
         """Whether to ask a client: not suspended, and no failure yet in this round."""
-        return not (self.reason(client) or any(self._outcomes.get(client, {}).values()))
+        failed = (self._outcomes.get((client, kind)) for kind in (TRAIN, TEST))
+        return not (self.reason(client) or any(failed))
 
     def reason(self, client: int) -> str | None:
         """Why a client is not asked; None when it is."""
@@ -300,17 +299,14 @@ class Suspensions:
     def end_round(self, options: FlowerOptions) -> list[str]:
         """Judges the outcomes of the round; the clients that are suspended now."""
         suspended = {}
-        for client, outcomes in sorted(self._outcomes.items()):
-            for kind, reason in outcomes.items():
-                last = self._failed[client, kind]
-                last.append(reason is not None)
-                if reason is None or not 0 < options.suspend_after <= sum(last):
-                    continue
-                why = (
-                    f"{sum(last)} of its last {len(last)} answers ({kind}) were not usable, the"
-                    f" last: {reason}"
-                )
-                self._until[client] = self._begun + options.suspend_rounds + 1, why
-                suspended[client] = f"client {client} is {self.reason(client)}"
+        for client, kind in sorted(self._outcomes):
+            reason, last = self._outcomes[client, kind], self._failed[client, kind]
+            last.append(reason is not None)
+            if reason is None or not 0 < options.suspend_after <= sum(last):
+                continue
+            why = f"{sum(last)} of its last {len(last)} answers ({kind}) were not usable"
+            until = self._begun + options.suspend_rounds + 1
+            self._until[client] = until, f"{why}, the last: {reason}"
+            suspended[client] = f"client {client} is {self.reason(client)}"
         self._outcomes.clear()
         return [*suspended.values()]

@@ -356,21 +356,17 @@ def federation_of(config: RunConfig, hellos: list[Hello]) -> Federation:
                 " agree"
             )
     task_named(first.task)
-    clients, held, end = [], [], 0
-    for hello in hellos:
-        start, middle = end, end + hello.num_train
-        tested = middle + hello.num_test
-        end = tested + hello.num_validation
-        clients.append(Client(np.arange(start, middle), np.arange(middle, tested)))
-        held.append(np.arange(tested, end))
+    sizes = np.array([[one.num_train, one.num_test, one.num_validation] for one in hellos])
+    parts = np.split(np.arange(sizes.sum()), sizes.cumsum()[:-1])  # three of every client
+    held = parts[2::3]
     return Federation(
         name=str(getattr(config.data, "folder", "") or "data of the clients"),
-        samples=RemoteSamples(end),
-        clients=tuple(clients),
+        samples=RemoteSamples(int(sizes.sum())),
+        clients=tuple(map(Client, parts[0::3], parts[1::3])),
         num_classes=first.num_classes,
         input_shape=first.input_shape,
         task=first.task,
         validation=np.concatenate(held),
-        validation_owner=np.repeat(np.arange(len(held)), [len(part) for part in held]),
+        validation_owner=np.repeat(np.arange(len(held)), sizes[:, 2]),
         class_names=first.class_names,
     )

@@ -175,12 +175,7 @@ class RunStore:
             raise StoreError(
                 f"{self.path} has no best model; train with store.best = true and validation data"
             )
-        try:
-            return self.read_checkpoint(path)
-        except DamagedError as error:
-            raise StoreError(
-                f"checkpoint {path} {error}; delete it and use the newest model"
-            ) from None
+        return self._read(path, "and use the newest model")
 
     def _about(self, state: ServerState) -> dict[str, Any]:
         return {"format": FORMAT, "round": state.round, "digest": self.digest}
@@ -191,10 +186,13 @@ class RunStore:
             return None
         *before, path = there
         otherwise = f"continue from {before[-1].name}" if before else "begin again from round 0"
+        return self._read(path, f"to {otherwise}")
+
+    def _read(self, path: Path, without: str) -> ServerState:
         try:
             return self.read_checkpoint(path)
         except DamagedError as error:
-            raise StoreError(f"checkpoint {path} {error}; delete it to {otherwise}") from None
+            raise StoreError(f"checkpoint {path} {error}; delete it {without}") from None
 
     def read_checkpoint(self, path: Path) -> ServerState:
         """As `fedproto.store.checkpoints.read_checkpoint`, of this run."""
