@@ -17,6 +17,7 @@ from flwr.app import Error, Message
 
 from fedproto import STRATEGIES
 from fedproto.config import read_config
+from fedproto.disk.integrity import sealed, unsealed
 from fedproto.errors import ConfigError, DataError, StoreError
 from fedproto.flower import nodes, wire
 from fedproto.flower.server_app import serve
@@ -348,6 +349,31 @@ def test_who_enrolled_is_never_read_from_an_edited_file(tmp_path):
     path.write_text(text)
     serve(LocalGrid(range(CLIENTS)), store.path)
     assert len(store.records()) == 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_train": -3},
+        {"num_test": 10**12},
+        {"input_shape": [1, -8]},
+        {"num_classes": 0},
+        {"client": 2},
+        {"client": "x"},
+        {"more": 1},
+    ],
+)
+def test_who_enrolled_in_a_strangers_run_is_checked_like_a_message(tmp_path, change):
+    """The fingerprint is right: whoever writes a file can compute it."""
+    store = over_flower(tmp_path / "flower", flower={"evaluate_on": "clients"})
+    path = store.path / "clients.json"
+    enrolled = unsealed(path.read_bytes())
+    (clients,) = (each for each in enrolled.values() if isinstance(each, list))
+    clients[1] |= change
+    path.write_bytes(sealed(enrolled))
+    extend(store.path, 4)
+    with pytest.raises(StoreError, match=r"clients.json cannot be used"):
+        serve(LocalGrid(range(CLIENTS)), store.path)
 
 
 def test_a_busy_server_of_flowers_ends_no_run(tmp_path, monkeypatch):

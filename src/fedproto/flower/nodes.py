@@ -293,9 +293,11 @@ def enrol(config: RunConfig, nodes: Nodes, folder: Path) -> Federation:
     enrolled = read_sealed(path, "restore it from a copy")
     if data in enrolled:
         try:
-            hellos = [read_options(Hello, one, "") for one in enrolled[data]]
-        except (TypeError, ConfigError) as error:
-            raise StoreError(f"{path} was written by another version: {error}") from None
+            hellos = [wire.plausible(read_options(Hello, one, "")) for one in enrolled[data]]
+            if [hello.client for hello in hellos] != [*range(max(1, len(hellos)))]:
+                raise UnreadableError("its clients are not counted from 0")
+        except (TypeError, ConfigError, UnreadableError) as error:
+            raise StoreError(f"{path} cannot be used: {error}; start a new run") from None
         return federation_of(config, _believed(hellos, config, nodes))
     number = config.flower.clients or getattr(config.data, "clients", None)
     if not isinstance(number, int):

@@ -268,16 +268,20 @@ def decode_config(content: RecordDict) -> RunConfig:
 
 def decode_hello(content: RecordDict) -> Hello:
     """A client's description of itself."""
-    hello = read_header(content, Hello)
+    return plausible(read_header(content, Hello))
+
+
+def plausible(hello: Hello) -> Hello:
+    """A description, if all that it claims can be."""
     shape, names, num_classes = hello.input_shape, hello.class_names, hello.num_classes
-    if 0 in shape or len(shape) > MOST_DIMENSIONS or math.prod(shape) > LARGEST:
+    if min(shape, default=1) < 1 or len(shape) > MOST_DIMENSIONS or math.prod(shape) > LARGEST:
         raise UnreadableError(f"its input shape has a side of 0 or is too large: {shape}")
     if any(len(name) > LONGEST_NAME for name in names) or len(names) not in (0, num_classes):
         raise UnreadableError(f"its {len(names)} class names are too long or not {num_classes}")
     if not 1 <= num_classes <= limits()["classes"]:
         raise UnreadableError(f"it claims {num_classes} classes")
-    most = max(hello.num_train, hello.num_test, hello.num_validation)
-    if not hello.num_train or most > MOST_EXAMPLES:
+    least, *_, most = sorted([hello.num_train, hello.num_test, hello.num_validation])
+    if hello.num_train < 1 or least < 0 or most > MOST_EXAMPLES:
         raise UnreadableError(
             f"it claims {hello.num_train} training and {hello.num_test} test samples, not 1 to"
             f" {MOST_EXAMPLES:,}"
