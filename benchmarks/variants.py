@@ -3,12 +3,15 @@
     python benchmarks/variants.py --out results/gpu-variants.json
     TRITON_INTERPRET=1 python benchmarks/variants.py --check     # results alone, without a GPU
 
-Variants: `now`; `cells`, whose weight gradients read a pooled cell and its code once for all four
-pixels (now once per pixel, with the places of patches computed per number where a program has
-several taps); `few`, with smaller programs in deeper pipelines for fewer than 32 jobs, and no sum
-over parts where whole sums fill the device; and `both`. What a kernel is worth tell those without
-it: `plain dense`, `no strips`, `step by step` (the MLP without a kernel for whole steps). Rounds
-are interleaved. With `--profile` the kernels of a round are listed, too.
+`cells` and `wide` read a pooled cell and its code once for all four pixels in weight gradients,
+where the engine reads them for each. Compiled for compute capability 9.0, the weight gradients of
+the paper's CNN take 0.56 and 1.33 million instructions of warps per model and step; the kernels
+that knew this CNN alone took 0.18 and 1.12; so it is 0.17 and 1.05, or 0.17 and 0.42 where four
+warps multiply together. `deep` adds an input gradient
+of fewer turns, `few` has smaller programs and no sums over parts for few jobs. What a kernel is
+worth tell `plain dense`, `no strips`, `step by step` (the MLP without a kernel for whole steps) and
+`unchecked`, of which only the first round differs. Rounds are interleaved; `--profile` lists
+kernels.
 """
 
 from __future__ import annotations
@@ -37,22 +40,21 @@ from fedproto.engines.stacking import launching
 from fedproto.engines.stacking.kernels import _patches, _pixel_of_cell
 from fedproto.engines.stacking.launching import ANY, Cut, _geometry, _parts, _power
 from fedproto.engines.stacking.layers import Conv, Dense
+from fedproto.engines.stacking.lockstep import Lockstep
 from fedproto.engines.tracing import ConvStep
 from fedproto.engines.training import TrainOptions
 from fedproto.models.base import build_model
 
-MANY_JOBS, FEW_JOBS = (
-    ["now", "cells", "plain dense"],
-    ["now", "cells", "few", "both", "plain dense"],
-)
-STRIPS, WHOLE = ["no strips"], ["now", "step by step"]
+PAPER = ["now", "cells", "wide", "deep", "plain dense"]
+FIELD = ["now", "cells", "wide", "plain dense", "no strips"]
+SMALLER, WHOLE = ["few", "few, wide"], ["now", "step by step"]
 CASES: list[dict[str, Any]] = [
-    {"model": "cnn", "jobs": 120, "epochs": 40, "variants": MANY_JOBS},
-    {"model": "cnn", "jobs": 10, "epochs": 40, "variants": FEW_JOBS},
-    {"model": "cnn", "jobs": 120, "epochs": 40, "tf32": False, "variants": MANY_JOBS},
-    {"model": "lenet", "jobs": 100, "epochs": 5, "variants": MANY_JOBS + STRIPS},
-    {"model": "lenet", "jobs": 10, "epochs": 5, "variants": FEW_JOBS + STRIPS},
-    {"model": "lenet", "jobs": 100, "epochs": 5, "amp": True, "variants": MANY_JOBS + STRIPS},
+    {"model": "cnn", "jobs": 120, "epochs": 40, "variants": PAPER},
+    {"model": "cnn", "jobs": 10, "epochs": 40, "variants": PAPER + SMALLER},
+    {"model": "cnn", "jobs": 120, "epochs": 40, "tf32": False, "variants": PAPER[:3]},
+    {"model": "lenet", "jobs": 100, "epochs": 5, "variants": FIELD},
+    {"model": "lenet", "jobs": 10, "epochs": 5, "variants": [*FIELD[:3], "few"]},
+    {"model": "lenet", "jobs": 100, "epochs": 5, "amp": True, "variants": FIELD},
     {"model": "mlp", "jobs": 120, "epochs": 40, "variants": WHOLE},
     {"model": "mlp", "jobs": 10, "epochs": 40, "variants": WHOLE},
     {"model": "mlp", "jobs": 120, "epochs": 40, "tf32": False, "variants": WHOLE},
@@ -62,17 +64,27 @@ CASES: list[dict[str, Any]] = [
 MANY = 32
 """Jobs from which on there are enough programs for all of a GPU, however large each is."""
 
-BY_CELLS: dict[str, dict[int, Cut]] = {
+NARROW: dict[str, dict[int, Cut]] = {
     "tf32": {
-        15: Cut(32, 64, 128, 1, 1, "tf32"),
+        15: Cut(16, 64, 32, 2, 1, "tf32"),
         32: Cut(32, 64, 32, 2, 1, "tf32"),
-        ANY: Cut(16, 64, 64, 4, 2, "bf16x3"),
+        ANY: Cut(32, 64, 64, 4, 1, "bf16x3"),
     },
     "tf32x3": {ANY: Cut(32, 64, 32, 2, 1, "tf32x3")},
-    "bf16": {ANY: Cut(32, 64, 64, 4, 2, "tf32")},
+    "bf16": {15: Cut(16, 64, 64, 4, 1, "tf32"), ANY: Cut(64, 64, 64, 4, 1, "tf32")},
 }
-"""Cuts of `weight_gradient_by_cells`, whose rows are cells: as the kernels had them that took the
-paper's CNN alone, and for other channels as many numbers as now."""
+WIDE: dict[str, dict[int, Cut]] = {
+    "tf32": {
+        1: Cut(16, 64, 32, 2, 1, "tf32"),
+        15: Cut(16, 64, 64, 4, 1, "tf32"),
+        ANY: Cut(32, 64, 64, 4, 1, "tf32"),
+    },
+    "tf32x3": {ANY: Cut(16, 64, 64, 4, 1, "tf32x3")},
+    "bf16": {15: Cut(16, 64, 64, 4, 1, "tf32"), ANY: Cut(32, 64, 128, 4, 1, "tf32")},
+}
+"""Cuts of `weight_gradient_by_cells`, whose rows are cells: much as the kernels had them that took
+the paper's CNN alone, and for products of four warps together. Of the cuts tried those with the
+fewest instructions per model once compiled for an H200 (compute capability 9.0)."""
 
 FEW: dict[str, dict[int, Cut]] = {
     "forward": {32: Cut(64, 64, 32, 4, 3, "tf32")},
@@ -80,6 +92,9 @@ FEW: dict[str, dict[int, Cut]] = {
     "weight": {32: Cut(64, 64, 32, 4, 2, "tf32")},
 }
 """Cuts for few jobs in tf32, by the number of channels that are read."""
+
+DEEP: dict[str, dict[int, Cut]] = {"input": {64: Cut(128, 64, 64, 4, 2, "tf32")}}
+"""A cut of the paper's second convolution with a whole tap in each turn."""
 
 
 @triton.jit
@@ -133,7 +148,12 @@ KEPT = launching.conv_weight_gradient, launching._cut
 
 
 def by_cells(
-    step: ConvStep, x: Tensor, dy: Tensor, code: Tensor | None, weight: Tensor | None = None
+    cuts: dict[str, dict[int, Cut]],
+    step: ConvStep,
+    x: Tensor,
+    dy: Tensor,
+    code: Tensor | None,
+    weight: Tensor | None = None,
 ) -> Tensor:
     """As `launching.conv_weight_gradient`, with the kernel above where there are cells."""
     if code is None:
@@ -141,7 +161,7 @@ def by_cells(
     kind = "bf16" if x.dtype == torch.bfloat16 else launching.precision()
     (height, width), (ins, outs) = step.sides, step.channels
     inner, jobs = step.taps[0] * step.taps[1] * ins, len(x)
-    cut = next(cut for most, cut in BY_CELLS[kind].items() if ins <= most)
+    cut = next(cut for most, cut in cuts[kind].items() if ins <= most)
     cut = cut._replace(columns=min(cut.columns, _power(outs)), depth=min(cut.depth, _power(inner)))
     cells = dy.shape[1] * dy.shape[2] * dy.shape[3]
     tiles = _parts(inner, cut.depth) * _parts(outs, cut.columns)
@@ -165,34 +185,38 @@ def by_cells(
     return gradient if weight is None else weight.sub_(gradient)
 
 
-def cut_for_few(kernel: str, step: ConvStep, x: Tensor) -> tuple[Cut, bool]:
-    """As `launching._cut`, with other cuts for few jobs in tf32."""
+def other_cut(
+    cuts: dict[str, dict[int, Cut]], most: int, kernel: str, step: ConvStep, x: Tensor
+) -> tuple[Cut, bool]:
+    """As `launching._cut`, with other cuts for at most so many jobs in tf32."""
     cut, strips = KEPT[1](kernel, step, x)
     plain = x.dtype == torch.float32 and launching.precision() == "tf32"
-    other = FEW[kernel].get(step.channels[kernel == "input"])
-    if not plain or other is None or len(x) >= MANY:
+    other = cuts.get(kernel, {}).get(step.channels[kernel == "input"])
+    if not plain or other is None or len(x) > most:
         return cut, strips
-    return other._replace(columns=min(other.columns, _power(step.channels[kernel != "input"]))), (
-        strips
-    )
+    written = step.channels[kernel != "input"]
+    return other._replace(columns=min(other.columns, _power(written))), strips
 
 
 def nothing(*_: object, **__: object) -> None:
     """In place of what gives a kernel."""
 
 
-CELLS = [(launching, "conv_weight_gradient", by_cells)]
-SMALL = [(launching, "_cut", cut_for_few), (launching, "PROGRAMS", 264)]
+WITH_WIDE = [(launching, "conv_weight_gradient", partial(by_cells, WIDE))]
+SMALL = [(launching, "_cut", partial(other_cut, FEW, MANY)), (launching, "PROGRAMS", 264)]
 VARIANTS: dict[str, list[tuple[Any, str, Any]]] = {
     "now": [],
-    "cells": CELLS,
+    "cells": [(launching, "conv_weight_gradient", partial(by_cells, NARROW))],
+    "wide": WITH_WIDE,
+    "deep": [*WITH_WIDE, (launching, "_cut", partial(other_cut, DEEP, ANY))],
     "few": SMALL,
-    "both": CELLS + SMALL,
+    "few, wide": WITH_WIDE + SMALL,
     "plain dense": [(Dense, "_uses_kernels", lambda *_: False)],
     "no strips": [(launching, "FEW", ANY)],
     "step by step": [(launching.MlpStep, "of", nothing)],
+    "unchecked": [(Lockstep, "_check_kernels", nothing)],
 }
-CONVOLUTIONS = ("now", "cells", "few", "both")
+CONVOLUTIONS = ("now", "cells", "wide", "deep", "few", "few, wide")
 
 
 @contextlib.contextmanager
@@ -233,7 +257,9 @@ def check() -> None:
             assert worst < 1e-2
 
 
-def measure(case: dict[str, Any], repeats: int, *, profile: bool) -> dict[str, Any]:
+def measure(
+    case: dict[str, Any], repeats: int, only: list[str], *, profile: bool
+) -> dict[str, Any]:
     """Microseconds per model and step of every variant, round by round in turn."""
     model, count = case["model"], case["jobs"]
     data = federation([SAMPLES[model]] * count, SHAPES[model])
@@ -245,11 +271,14 @@ def measure(case: dict[str, Any], repeats: int, *, profile: bool) -> dict[str, A
     )
     built = build_model(MODELS[model], SHAPES[model], CLASSES, seed=0)
     work = Workload(data, built, task_named("classification"), options)
-    rounds = {}
-    for name in case["variants"]:
+    rounds, first = {}, {}
+    for name in only or case["variants"]:
         engine = ENGINES.get("stacked")(work)
+        started = time.perf_counter()
         with variant(name):  # graphs keep what they were captured with
             engine.train(jobs)
+        torch.cuda.synchronize()
+        first[name] = time.perf_counter() - started
         rounds[name] = partial(engine.train, jobs)
     times: dict[str, list[float]] = {name: [] for name in rounds}
     for turn in range(repeats + 1):
@@ -266,6 +295,8 @@ def measure(case: dict[str, Any], repeats: int, *, profile: bool) -> dict[str, A
     }
     own = {key: one for key, one in case.items() if key != "variants"}
     print(own, {name: round(one, 2) for name, one in found.items()}, flush=True)
+    print("  first rounds in s:", {name: round(one, 1) for name, one in first.items()}, flush=True)
+    found["first_round_seconds"] = first
     if profile:
         found["kernels"] = {name: _kernels(one, steps) for name, one in rounds.items()}
     return {**own, "us_per_model_step": found}
@@ -289,6 +320,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="list the kernels of a round")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--models", nargs="+", default=["cnn", "lenet", "mlp"])
+    parser.add_argument("--only", nargs="+", default=[], choices=VARIANTS, help="variants")
     parser.add_argument("--out", type=Path, help="JSON file for the figures")
     given = parser.parse_args()
     torch.set_float32_matmul_precision("high")
@@ -299,7 +331,7 @@ def main() -> None:
     found = []
     for case in CASES:
         if case["model"] in given.models:
-            found.append(measure(case, given.repeats, profile=given.profile))
+            found.append(measure(case, given.repeats, given.only, profile=given.profile))
             if given.out:
                 given.out.write_text(json.dumps(found, indent=2) + "\n")
 
