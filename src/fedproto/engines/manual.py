@@ -54,11 +54,11 @@ class ManualLayer(abc.ABC):
         self._received: tuple[Tensor, Tensor] | None = None
         self._linear: tuple[Tensor, Tensor] | None = None
 
-    def load(self, params: Tensors, objective: Objective) -> None:
+    def load(self, params: Tensors, received: Tensors, objective: Objective) -> None:
         """Takes over weights, in place where their layout suits."""
         self.weight, self.bias = self._pair(params)
         self._proximal = objective.proximal
-        self._received = (self.weight.clone(), self.bias.clone()) if self._proximal else None
+        self._received = self._pair(received) if self._proximal else None
         self._linear = None if objective.linear is None else self._pair(objective.linear)
 
     def _pair(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
@@ -234,10 +234,10 @@ class ManualNetwork:
         self._layers = layers
 
     @torch.no_grad()
-    def load(self, params: Tensors, objective: Objective) -> None:
-        """Takes over the module's tensors, and what is added to the loss."""
+    def load(self, params: Tensors, received: Tensors, objective: Objective) -> None:
+        """Takes over the module's tensors, the received ones, and what is added to the loss."""
         for layer in self._layers:
-            layer.load(params, objective)
+            layer.load(params, received, objective)
 
     @torch.no_grad()
     def store(self, params: Tensors) -> None:
@@ -334,7 +334,7 @@ class ManualTrainer(ReferenceEngine):
         network, task = self._manual, self.workload.task
         if network is None or not can_step_manually(job):
             return super()._stepper(job, local, objective)
-        network.load(dict(self._model.named_parameters()), objective)
+        network.load(dict(self._model.named_parameters()), job.state.params, objective)
 
         def slope_of(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             loss, slope = task.loss_and_slope(objective.calibrate(logits), targets)
