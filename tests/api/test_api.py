@@ -202,12 +202,14 @@ def test_runs_are_looked_at_and_reported(result, swept, tmp_path):
     assert results.report(tmp_path / "all.html").stat().st_size > 10_000
 
 
-def test_a_result_is_kept_and_loaded(result, tmp_path):
+def test_a_result_is_kept_and_loaded(result, tmp_path, capsys):
     path = result.save(tmp_path / "kept")
     with pytest.raises(ConfigError, match=r"load\(run, model=...\)"):
         fedproto.load(path).model  # noqa: B018
     with pytest.raises(ConfigError, match=r"load\(run, data=...\)"):
         fedproto.load(path).federation  # noqa: B018
+    assert main(["best", str(path), "--by=accuracy"]) == 0
+    assert "its recipe, without the data or model given in Python:" in capsys.readouterr().err
     loaded = fedproto.load(path, model=module, data=federation())
     assert loaded.records == result.records
     x = torch.rand(2, 1, 4, 4)

@@ -199,13 +199,11 @@ class Result(Comparable):
         if not facts:
             return self.federation.about()
         source = self.config.data
-        if facts["mean"] is None and isinstance(source, HeldOut):
-            # A server that has no samples knows what their configuration gives.
-            if source.normalize == "given":
-                return {**facts, "mean": list(source.mean), "std": list(source.std)}
-            if source.normalize == "none":
-                return {**facts, "mean": [], "std": []}
-        return facts
+        if facts["mean"] is not None or not isinstance(source, HeldOut):
+            return facts
+        # A server that has no samples knows what their configuration gives.
+        given = {"given": (source.mean, source.std), "none": ((), ())}.get(source.normalize)
+        return facts if given is None else {**facts, "mean": [*given[0]], "std": [*given[1]]}
 
     def export(self, folder: str | Path) -> Path:
         """Writes the weights for use elsewhere, with a model card.

@@ -178,10 +178,9 @@ def _opened(path: Path, trial: Trial, rounds: int) -> RunStore:
     """A trial's run, with at least this number of rounds to do."""
     planned = RunStore.open(path).config.schedule.rounds if is_run(path) else rounds
     schedule = replace(trial.config.schedule, rounds=planned)
-    store = open_or_create(path, replace(trial.config, schedule=schedule))
-    if planned >= rounds:
-        return store
-    extend(path, rounds)
+    open_or_create(path, replace(trial.config, schedule=schedule))
+    if planned < rounds:
+        extend(path, rounds)
     return RunStore.open(path)
 
 

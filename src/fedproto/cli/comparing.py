@@ -123,7 +123,8 @@ def best(
     tables = winner.to_recipe()
     if len(rows[0].seeds) > 1:
         tables["sweep"] = {"seed": rows[0].seeds}
-    echo(f"\nbest by {metric}: {rows[0].title}; its recipe:", err=True)
+    given = "" if winner.data and winner.model else ", without the data or model given in Python"
+    echo(f"\nbest by {metric}: {rows[0].title}; its recipe{given}:", err=True)
     typer.echo(recipe_text(tables), nl=False)
 
 
