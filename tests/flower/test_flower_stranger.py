@@ -166,7 +166,7 @@ def test_a_run_is_asked_for_only_once(server, monkeypatch):
         raise httpx.ReadTimeout("timed out")
 
     monkeypatch.setattr(ControlHttpClient, "StartRun", slow)
-    with pytest.raises(DeploymentError, match="has not said whether the run started"):
+    with pytest.raises(DeploymentError, match="StartRun failed: timed out"):
         server.control.call("StartRun", StartRunRequest())
     assert len(asked) == 1
 

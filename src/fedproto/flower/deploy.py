@@ -105,12 +105,13 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
-def server_command(server: Path, public: str, port: int, database: Path) -> list[str]:
-    """The server's command: for its owner at a port of loopback, for nodes at a public address."""
+def server_command(server: Path, public: str, control: str, database: Path) -> list[str]:
+    """The server's command: an address for nodes, and one on loopback for its owner."""
+    host, _, port = control.rpartition(":")
     return command_of(
         "superlink",
         *(public, "--enable-supernode-auth", "--database", str(database)),
-        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--host", host, "--port", port),
         *("--ssl-ca-certfile", str(server / "server.crt")),
         *("--ssl-certfile", str(server / "server.crt")),
         *("--ssl-keyfile", str(server / "server.key")),
@@ -165,7 +166,7 @@ class Control:
     def call(self, name: str, request: Any) -> Any:
         """The server's answer to a request; one that is busy is asked again.
 
-        But for a run it is asked only once: two would be in each other's way.
+        One that does not answer may have done what it was asked: that is left to its owner.
         """
         if not answers(self.address):
             raise DeploymentError(f"no server answers at {self.address}; start it first")
@@ -176,19 +177,14 @@ class Control:
             with contextlib.closing(client):
                 try:
                     return getattr(client, name)(request)
-                except httpx.HTTPStatusError as error:
-                    if not error.response.is_client_error:
-                        raise
-                    told, text = error.response, error.response.text
-                    reason = f"{told.status_code} {told.reason_phrase} {text}"
+                except (httpx.HTTPStatusError, httpx.ReadTimeout, httpx.ReadError) as error:
+                    reason = str(error)
+                    if isinstance(error, httpx.HTTPStatusError):
+                        if not error.response.is_client_error:
+                            raise
+                        told = error.response
+                        reason = f"{told.status_code} {told.reason_phrase} {told.text}"
                     raise DeploymentError(f"{name} failed: {one_line(reason)}") from None
-                except (httpx.ReadTimeout, httpx.ReadError) as error:
-                    if name != "StartRun":
-                        raise
-                    raise DeploymentError(
-                        f"the server at {self.address} has not said whether the run started"
-                        f" ({one_line(str(error))}); submit its directory again when it answers"
-                    ) from None
 
         return patiently(ask)
 
@@ -207,38 +203,32 @@ class Control:
         seen = [len(store.records()) for store in stores]
         answered = time.monotonic()
         while True:
-            _report(stores, seen, callback)
-            over = all(store.finished for store in stores)
-            if (error := out / ERROR_FILE).exists():
-                raise DeploymentError(error.read_text(encoding="utf-8").strip())
-            if not over:
-                check()
+            status = "unknown"
             try:
                 status, answered = self.status(run), time.monotonic()
             except FedprotoError:
                 # A server under load fails now and then; the records show the progress.
                 if time.monotonic() - answered > SILENT_FOR:
                     raise
-                status = "unknown"
-            if status.startswith("finished"):
-                if over:
-                    return
-                # The last round may be done between our look at it and Flower's answer.
-                if not all(store.finished for store in stores):
-                    raise DeploymentError(
-                        f"Flower ended the run ({status}) before it was done; see the log of the"
-                        " SuperLink"
-                    )
+            # Looked at after the server's answer: all that an ended run has done is there.
+            for index, store in enumerate(stores):
+                records = store.records()
+                for record in records[seen[index] :]:
+                    callback.on_round(store.config, record)
+                seen[index] = max(seen[index], len(records))
+            over, ended = all(store.finished for store in stores), status.startswith("finished")
+            if (error := out / ERROR_FILE).exists():
+                raise DeploymentError(error.read_text(encoding="utf-8").strip())
+            if over and ended:
+                return
+            if ended:
+                raise DeploymentError(
+                    f"Flower ended the run ({status}) before it was done; see the log of the"
+                    " SuperLink"
+                )
+            if not over:
+                check()
             time.sleep(LOOK_EVERY)
-
-
-def _report(stores: Sequence[RunStore], seen: list[int], callback: Callback) -> None:
-    """Reports the rounds that are new since the last call."""
-    for index, store in enumerate(stores):
-        records = store.records()
-        for record in records[seen[index] :]:
-            callback.on_round(store.config, record)
-        seen[index] = max(seen[index], len(records))
 
 
 def answers(address: str) -> bool:
@@ -316,18 +306,14 @@ class Deployment:
         self.nodes: dict[int, Process] = {}
         self.link: Process | None = None
         self._state = (state or folder / "nodes").resolve()
-        self._port = free_port()
         self.public = f"127.0.0.1:{free_port()}"
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.control = Control(f"127.0.0.1:{self._port}", keys.server)
+        self.control = Control(f"127.0.0.1:{free_port()}", keys.server)
 
     def start_link(self) -> None:
         """Starts the server, or starts it again on the same database."""
-        ends = time.monotonic() + END_FOR
-        while answers(self.control.address) and time.monotonic() < ends:
-            time.sleep(0.2)  # one that was killed is still letting go of its port
         server, database = self.keys.server.resolve(), self.folder / "state.db"
-        command = server_command(server, self.public, self._port, database)
+        command = server_command(server, self.public, self.control.address, database)
         self.link = Process("superlink", command, self.folder, self._state)
         ends = time.monotonic() + START_FOR
         while not answers(self.control.address):
@@ -400,8 +386,7 @@ def become_host(folder: Path, node_config: str) -> None:
         command = node_command(folder, facts["server"], client, NODE_PORT + client, node_config)
     else:
         facts = read_addresses(folder, SERVER_FILE)
-        port = int(facts["control"].rpartition(":")[2])
-        command = server_command(folder, facts["public"], port, folder / "state.db")
+        command = server_command(folder, facts["public"], facts["control"], folder / "state.db")
     os.umask(0o077)
     home = folder / "flower"
     home.mkdir(exist_ok=True)
