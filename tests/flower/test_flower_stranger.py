@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import socket
 import ssl
 import subprocess
 
@@ -92,14 +93,29 @@ def test_the_public_port_has_the_calls_of_registered_nodes_and_nothing_else(serv
     assert len(found) > len(NODE_CALLS) + 40
 
 
+def status(server, *headers: str, user: int | None = None) -> str:
+    """What the owner's port answers."""
+    ask = ["curl", "-sk", "-o", "/dev/null", "-w", "%{http_code}"]
+    ask += [part for header in headers for part in ("-H", header)]
+    ask.append(f"https://{server.control.address}/health")
+    return subprocess.run(ask, capture_output=True, text=True, check=True, user=user).stdout
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be another user")
 @pytest.mark.timeout(60)
 def test_another_user_of_the_servers_host_does_not_reach_the_owners_port(server):
-    ask = ["curl", "-sk", "-o", "/dev/null", "-w", "%{http_code}"]
-    ask.append(f"https://{server.control.address}/health")
-    as_owner = subprocess.run(ask, capture_output=True, text=True, check=True)
-    other = subprocess.run(ask, capture_output=True, text=True, check=True, user=NOBODY)
-    assert (as_owner.stdout, other.stdout) == ("200", "404")
+    host, _, port = server.control.address.rpartition(":")
+    assert status(server) == "200"
+    assert status(server, user=NOBODY) == "404"
+    # Everybody can read in /proc/net/tcp where the owner's connections come from.
+    with socket.create_connection((host, int(port))) as owners:
+        forged = "X-Forwarded-For: {}:{}".format(*owners.getsockname())
+        assert status(server, forged, user=NOBODY) == "404"
+
+
+@pytest.mark.timeout(60)
+def test_a_header_does_not_say_whose_a_connection_is(server):
+    assert status(server, "X-Forwarded-For: 127.0.0.1:1") == "200"
 
 
 @pytest.mark.parametrize(

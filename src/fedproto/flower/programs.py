@@ -156,6 +156,8 @@ def superlink() -> None:
             sockets = [_listen((host.strip("[]"), int(port))), _listen(private)]
         except OSError as error:
             sys.exit(f"cannot listen on {public} and {private[0]}:{private[1]}: {error}")
+        # A client on this host could name another's connection as its own in a proxy's header.
+        settings["proxy_headers"] = False
         uvicorn.Server(uvicorn.Config(Gateway(app, private), **settings)).run(sockets)
 
     uvicorn.run = serve_both  # type: ignore[assignment]
