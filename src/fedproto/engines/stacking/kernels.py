@@ -370,69 +370,36 @@ def _matrix(x, i, j, rows, columns, row_size, column_size):
 
 
 @triton.jit
-def dense_forward(
-    x, weight, bias, y, x_row, weight_row, bias_row, y_row, batch, inputs: tl.constexpr,
-    units: tl.constexpr, BIASED: tl.constexpr, RELU: tl.constexpr, BATCH: tl.constexpr,
-    UNITS: tl.constexpr, STRIP: tl.constexpr, PRECISION: tl.constexpr,
+def dense(
+    a, b, bias, out, a_row, b_row, bias_row, out_row, rows, columns, inner: tl.constexpr,
+    a_down, a_along, b_down, b_along, out_down, out_along, BIASED: tl.constexpr,
+    RELU: tl.constexpr, SUBTRACT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """``y = x wᵀ + b``, a few units per program: the weight is read once."""
-    job = tl.program_id(1).to(tl.int64)
-    unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)
-    sample = tl.arange(0, BATCH)
-    weight += job * weight_row
-    x += job * x_row
-    total = tl.zeros((UNITS, BATCH), tl.float32)
-    for first in range(0, inputs, STRIP):
-        number = first + tl.arange(0, STRIP)
-        w, _, _ = _matrix(weight, unit, number, units, inputs, inputs, 1)
-        p, _, _ = _matrix(x, number, sample, inputs, batch, 1, inputs)
-        total = tl.dot(w.to(p.dtype), p, total, input_precision=PRECISION)
+    """``a b``, plus a bias for each row, perhaps with ReLU; or ``out −= a b``. A tile per program.
+
+    Products of a weight, which is `a`, are computed in the type of the batch.
+    """
+    job = tl.program_id(2).to(tl.int64)
+    i = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    j = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    out += job * out_row + i[:, None] * out_down + j[None, :] * out_along
+    inside = (i < rows)[:, None] & (j < columns)[None, :]
+    if SUBTRACT:  # asked for first, since it takes longest
+        before = tl.load(out, mask=inside, other=0.0)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for first in range(0, inner, DEPTH):
+        k = first + tl.arange(0, DEPTH)
+        p, _, _ = _matrix(a + job * a_row, i, k, rows, inner, a_down, a_along)
+        q, _, _ = _matrix(b + job * b_row, k, j, inner, columns, b_down, b_along)
+        total = tl.dot(p.to(q.dtype), q, total, input_precision=PRECISION)
     if BIASED:
-        total += tl.load(bias + job * bias_row + unit, mask=unit < units, other=0.0)[:, None]
+        total += tl.load(bias + job * bias_row + i, mask=i < rows, other=0.0)[:, None]
     if RELU:
         total = tl.maximum(total, 0.0)
-    where = y + job * y_row + sample[None, :] * units + unit[:, None]
-    inside = (sample < batch)[None, :] & (unit < units)[:, None]
-    tl.store(where, total.to(y.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def dense_input_gradient(
-    dz, weight, dx, dz_row, weight_row, dx_row, batch, inputs: tl.constexpr, units: tl.constexpr,
-    BATCH: tl.constexpr, UNITS: tl.constexpr, STRIP: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """``dx = dz w``, a strip of inputs per program."""
-    job = tl.program_id(1).to(tl.int64)
-    number = tl.program_id(0) * STRIP + tl.arange(0, STRIP)
-    sample = tl.arange(0, BATCH)
-    weight += job * weight_row
-    dz += job * dz_row
-    total = tl.zeros((BATCH, STRIP), tl.float32)
-    for first in range(0, units, UNITS):
-        unit = first + tl.arange(0, UNITS)
-        w, _, _ = _matrix(weight, unit, number, units, inputs, inputs, 1)
-        g, _, _ = _matrix(dz, sample, unit, batch, units, units, 1)
-        total = tl.dot(g, w.to(g.dtype), total, input_precision=PRECISION)
-    where = dx + job * dx_row + sample[:, None] * inputs + number[None, :]
-    inside = (sample < batch)[:, None] & (number < inputs)[None, :]
-    tl.store(where, total.to(dx.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def dense_descent(
-    dz, x, weight, dz_row, x_row, weight_row, batch, inputs, units,
-    BATCH: tl.constexpr, UNITS: tl.constexpr, STRIP: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """``w −= dzᵀ x`` of a tile of the weight per program."""
-    job = tl.program_id(2).to(tl.int64)
-    number = tl.program_id(0) * STRIP + tl.arange(0, STRIP)
-    unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
-    sample = tl.arange(0, BATCH)
-    weight += job * weight_row
-    w, where, inside = _matrix(weight, unit, number, units, inputs, inputs, 1)
-    g, _, _ = _matrix(dz + job * dz_row, unit, sample, units, batch, 1, units)
-    p, _, _ = _matrix(x + job * x_row, sample, number, batch, inputs, inputs, 1)
-    tl.store(weight + where, w - tl.dot(g, p, input_precision=PRECISION), mask=inside)
+    if SUBTRACT:
+        total = before - total
+    tl.store(out, total.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -276,36 +276,34 @@ def _slab(step: NormStep, z: Tensor) -> dict[str, int]:
 def dense_forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
     """``x wᵀ + b``, perhaps with ReLU, ``[J, B, inputs]`` to ``[J, B, units]``."""
     h = x.new_empty((*x.shape[:2], weight.shape[1]))
-    programs, shift = [_parts(weight.shape[1], UNITS)], weight if bias is None else bias
-    constants = {"BIASED": bias is not None, "RELU": relu}
-    _launch_dense("dense_forward", weight, programs, 3, x, weight, shift, h, **constants)
+    _multiply(weight, x.mT, h.mT, (UNITS, STRIP, 3), bias, relu=relu)
     return h
 
 
 def dense_input_gradient(dz: Tensor, weight: Tensor) -> Tensor:
     """``dz w``, ``[J, B, units]`` to ``[J, B, inputs]``."""
     dx = dz.new_empty((*dz.shape[:2], weight.shape[2]))
-    _launch_dense(
-        "dense_input_gradient", weight, [_parts(weight.shape[2], STRIP)], 3, dz, weight, dx
-    )
+    _multiply(weight.mT, dz.mT, dx.mT, (STRIP, UNITS, 3))
     return dx
 
 
 def dense_descend(dz: Tensor, x: Tensor, weight: Tensor) -> None:
     """``weight −= dzᵀ x``."""
-    programs = [_parts(weight.shape[2], STRIP), _parts(weight.shape[1], UNITS)]
-    _launch_dense("dense_descent", weight, programs, 1, dz, x, weight)
+    _multiply(dz.mT, x, weight, (UNITS, _power(x.shape[1]), 1), subtract=True)
 
 
-def _launch_dense(
-    name: str, weight: Tensor, programs: Sequence[int], stages: int, *tensors: Tensor, **more: bool
-) -> None:
-    """Runs a kernel on tensors ``[J, …]``, the first of which is a batch."""
-    (jobs, units, inputs), batch = weight.shape, tensors[0].shape[1]
-    getattr(kernels, name)[*programs, jobs](
-        *tensors, *(one.stride(0) for one in tensors), batch, inputs, units, BATCH=_power(batch),
-        UNITS=UNITS, STRIP=STRIP, PRECISION=precision(), num_warps=2, num_stages=stages,
-        **more,
+def _multiply(
+    a: Tensor, b: Tensor, out: Tensor, cut: tuple[int, int, int], bias: Tensor | None = None,
+    *, relu: bool = False, subtract: bool = False,
+) -> None:  # fmt: skip
+    """The product ``[J, M, K]`` by ``[J, K, N]``, cut by M, K and the stages of its loop."""
+    (jobs, rows, inner), columns, shift = a.shape, b.shape[2], a if bias is None else bias
+    width = STRIP if subtract else _power(columns)
+    strides = [one.stride(side) for one in (a, b, out) for side in (1, 2)]
+    kernels.dense[_parts(columns, width), _parts(rows, cut[0]), jobs](
+        a, b, shift, out, *(one.stride(0) for one in (a, b, shift, out)), rows, columns, inner,
+        *strides, BIASED=bias is not None, RELU=relu, SUBTRACT=subtract, ROWS=cut[0],
+        COLUMNS=width, DEPTH=cut[1], PRECISION=precision(), num_warps=2, num_stages=cut[2],
     )  # fmt: skip
 
 
