@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 from fedproto.engines.layers import dropout_factors
@@ -219,20 +220,21 @@ class Conv(Layer, ConvStep):
                 own = weight.detach().requires_grad_()
                 standard = own, standardized(own, dim=-2)
             weight = standard[1].detach()
-        code = None
+        code, plain = None, None
         if self.kernels:
             y, code = launching.conv_forward(self, x, weight, bias)
         else:
-            y = self._convolve(x, weight, bias)
+            plain = self._convolve(x, weight, bias)
+            y = plain[0].detach()
             if self.pool:
                 y, code = on.fuse(formulas.relu_pool)(y, same=self.pool == "same")
             elif self.relu:
                 y = y.relu()
-        return y, (x, y if self.relu else None, code, weight, standard)
+        return y, (x, y if self.relu else None, code, weight, standard, plain)
 
     def backward(self, on: Pass, saved: Any, dy: Tensor, *, first: bool) -> Gradients:
         """Through pooling and ReLU, then through the convolution."""
-        x, y, code, weight, standard = saved
+        x, y, code, weight, standard, plain = saved
         bias: Any = None
         if code is not None:
             dy = dy.view(code.shape)
@@ -250,39 +252,26 @@ class Conv(Layer, ConvStep):
             gradients[self.weight_name] = Pending(compute, compute)
             dx = None if first else launching.conv_input_gradient(self, x, dz, weight)
         else:
-            dx, gradients[self.weight_name] = self._convolve_back(x, weight, dz, first=first)
+            z, own = plain
+            gradients[self.weight_name], *dxs = torch.autograd.grad(z, own[: 2 - first], dz)
+            dx = None if first else dxs[0].contiguous()
         if standard:
             own, used = standard
             gradient = computed(gradients[self.weight_name])
             (gradients[self.weight_name],) = torch.autograd.grad(used, own, gradient)
         return [dx], gradients
 
-    def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        flat = self.unpack(weight).flatten(0, 1).to(x.dtype)
-        shift = None if bias is None else bias.flatten().to(x.dtype)
-        y = F.conv2d(_side_by_side(x), flat, shift, self.stride, self.padding, groups=len(x))
-        return _apart(y, len(x))
-
-    def _convolve_back(
-        self, x: Tensor, weight: Tensor, dz: Tensor, *, first: bool
-    ) -> tuple[Tensor | None, Tensor]:
-        jobs, flat = len(x), self.unpack(weight).flatten(0, 1).to(dz.dtype)
-        dx, dw, _ = torch.ops.aten.convolution_backward(
-            _side_by_side(dz), _side_by_side(x), flat, None, self.stride, self.padding, (1, 1),
-            False, (0, 0), jobs, (not first, True, False),
-        )  # fmt: skip
-        return None if first else _apart(dx, jobs), self.pack(dw.unflatten(0, (jobs, -1)))
-
-
-def _side_by_side(x: Tensor) -> Tensor:
-    """``[J, B, H, W, channels]`` to ``[B, J·channels, H, W]``, for a grouped convolution."""
-    return x.permute(1, 0, 4, 2, 3).flatten(1, 2)
-
-
-def _apart(y: Tensor, jobs: int) -> Tensor:
-    """The opposite of `_side_by_side`."""
-    split: Tensor = y.unflatten(1, (jobs, -1))
-    return split.permute(1, 0, 3, 4, 2).contiguous()
+    def _convolve(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """By PyTorch's own convolution; it can be differentiated by the weight and input given back."""
+        convolve = functools.partial(F.conv2d, stride=self.stride, padding=self.padding)
+        with torch.enable_grad():
+            own = weight.detach().requires_grad_(), x.detach().requires_grad_()
+            images, filters = own[1].movedim(-1, 2), self.unpack(own[0]).to(x.dtype)
+            z = vmap(convolve)(images, filters).movedim(2, -1)
+            shift = 0 if bias is None else bias.to(x.dtype)[:, None, None, None]
+            return (z + shift).contiguous(), own
 
 
 @dataclass(frozen=True, kw_only=True)
