@@ -264,7 +264,7 @@ class Conv(Layer, ConvStep):
     def _convolve(
         self, x: Tensor, weight: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """By PyTorch's own convolution; it can be differentiated by the weight and input given back."""
+        """By PyTorch's own convolution; also the weight and input to differentiate it by."""
         convolve = functools.partial(F.conv2d, stride=self.stride, padding=self.padding)
         with torch.enable_grad():
             own = weight.detach().requires_grad_(), x.detach().requires_grad_()
