@@ -7,11 +7,10 @@
 where the engine reads them for each. Compiled for compute capability 9.0, the weight gradients of
 the paper's CNN take 0.56 and 1.33 million instructions of warps per model and step; the kernels
 that knew this CNN alone took 0.18 and 1.12; so it is 0.17 and 1.05, or 0.17 and 0.42 where four
-warps multiply together. `deep` adds an input gradient
-of fewer turns, `few` has smaller programs and no sums over parts for few jobs. What a kernel is
-worth tell `plain dense`, `no strips`, `step by step` (the MLP without a kernel for whole steps) and
-`unchecked`, of which only the first round differs. Rounds are interleaved; `--profile` lists
-kernels.
+warps multiply together. `deep` adds an input gradient of fewer turns, `few` has smaller programs
+and no sums over parts for few jobs. What a kernel is worth tell `plain dense`, `no strips`, `step
+by step` (the MLP without a kernel for whole steps) and `unchecked`, of which only the first round
+differs. Rounds are interleaved; `--profile` lists kernels.
 """
 
 from __future__ import annotations
