@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ import numpy as np
 
 from fedproto.data.federation import Federation, class_counts
 from fedproto.data.tasks import is_share, loss_beside
-from fedproto.report.arrangement import Arrangement, Group
+from fedproto.report.arrangement import Arrangement, Method
 from fedproto.report.results import StoredRun
 from fedproto.report.style import (
     COLORS,
@@ -22,11 +21,12 @@ from fedproto.report.style import (
     add_legend,
     legend_columns,
     literal,
+    need_matplotlib,
     new_figure,
     panel_grid,
     save_figure,
 )
-from fedproto.report.summary import Summary
+from fedproto.report.summary import Against, Summary
 from fedproto.rng import Indices
 
 if TYPE_CHECKING:
@@ -78,8 +78,11 @@ def save_figures(
     rows: Sequence[Summary] = (),
 ) -> list[Path]:
     """Draws all figures that the runs have data for."""
+    need_matplotlib()
+    from matplotlib import rc_context
+
     written = []
-    with _lettering():
+    with rc_context({"font.size": 7, "lines.linewidth": 1, "axes.linewidth": 0.6}):  # for papers
         names = metric, loss_beside(metric)
         figures = {name: curves(arrangement, name, width) for name in names}
         if any(row.against is not None for row in rows):
@@ -88,15 +91,6 @@ def save_figures(
             path = folder / f"{name}.{format_.value}"
             written.append(save_figure(figure, path, dpi=300))
     return written
-
-
-def _lettering() -> AbstractContextManager[None]:
-    """Sizes of text and lines for papers."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return nullcontext()
-    from matplotlib import rc_context
-
-    return rc_context({"font.size": 7, "lines.linewidth": 1, "axes.linewidth": 0.6})
 
 
 def curves(arrangement: Arrangement, metric: str, width: FigureWidth = FigureWidth.page) -> Figure:
@@ -129,10 +123,11 @@ def forest(
     width: FigureWidth = FigureWidth.page,
 ) -> Figure:
     """Differences from the baseline with their 95 % intervals, a panel per condition."""
-    by_condition: dict[int, list[tuple[Group, Summary]]] = {}
+    by_condition: dict[int, list[tuple[Method, Against]]] = defaultdict(list)
     for group, row in zip(arrangement.groups, rows, strict=False):
         if row.against is not None:
-            by_condition.setdefault(group.conditions[0], []).append((group, row))
+            method = arrangement.methods[group.method]
+            by_condition[group.conditions[0]].append((method, row.against))
     most = max(map(len, by_condition.values()))
     alike = len({arrangement.conditions[index].family for index in by_condition}) == 1
     height = 0.8 + 0.3 * most
@@ -141,20 +136,19 @@ def forest(
     baselines = dict.fromkeys(row.against.baseline for row in rows if row.against)
     for axes, (index, members) in zip(panels, by_condition.items(), strict=True):
         axes.axvline(0, color="black", lw=1)
-        for place, (group, row) in enumerate(members):
-            assert row.against is not None  # noqa: S101 - chosen above
-            found, style = row.against.difference, arrangement.methods[group.method].style
+        for place, (method, against) in enumerate(members):
+            found, color = against.difference, method.style.color
             if found.low is not None and found.high is not None:
-                axes.plot([factor * found.low, factor * found.high], [place] * 2, color=style.color)
-            axes.plot(factor * found.mean, place, "o", color=style.color, ms=3)
-        names = [literal(row.method) for _, row in members]
+                axes.plot([factor * found.low, factor * found.high], [place] * 2, color=color)
+            axes.plot(factor * found.mean, place, "o", color=color, ms=3)
+        names = [literal(method.title) for method, _ in members]
         axes.set_yticks(range(len(members)), names, fontsize="small")
         axes.invert_yaxis()
         axes.set_title(literal(arrangement.conditions[index].title), fontsize="small")
         axes.grid(alpha=0.3, axis="x")
     unit = " in points" if factor == 100 else ""
-    against = " or ".join(baselines)
-    figure.supxlabel(f"{label_of(metric)} minus {against}{unit}, 95 % interval", fontsize="small")
+    than = " or ".join(baselines)
+    figure.supxlabel(f"{label_of(metric)} minus {than}{unit}, 95 % interval", fontsize="small")
     return figure
 
 

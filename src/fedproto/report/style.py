@@ -99,10 +99,15 @@ def picture_of(samples: Samples, index: int) -> NDArray[np.uint8]:
     return np.asarray(np.rint(255 * values), dtype=np.uint8)
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """An empty picture, in inches."""
+def need_matplotlib() -> None:
+    """Raises an error that says how to install it, where it is absent."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(f"figures need matplotlib: {install('plots')}")
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty picture, in inches."""
+    need_matplotlib()
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
