@@ -272,7 +272,7 @@ def guided_scores(_: Path) -> Lines:
     """What wins: scores at the end / over all rounds, five seeds."""
     frame = published("guidance/guidance")
     methods = ("ProtoHead", "Guided", "FedAvgM", "FedAdam", "Fairness + toleration")
-    lines: Lines = [["data set", "δ", *methods[:-1], "equal weights"]]
+    lines: Lines = [["data set", *methods[:-1], "equal weights"]]
     chosen = frame[frame["runs"] == 5].groupby(["data_set", "delta"], sort=False)
     for (data_set, delta), group in chosen:
         by = group.set_index("method")
@@ -280,7 +280,7 @@ def guided_scores(_: Path) -> Lines:
             f"{number(by.loc[one, 'score'])} / {number(by.loc[one, 'mean_over_rounds'])}"
             for one in methods
         ]
-        lines.append([data_set, f"{delta:g}", *cells])
+        lines.append([f"{data_set}, δ = {delta:g}", *cells])
     return lines
 
 
@@ -300,7 +300,7 @@ def guided_differences(_: Path) -> Lines:
         )
         for one, what in sides
     ]
-    lines: Lines = [["data set", "δ", *head]]
+    lines: Lines = [["data set", *head]]
     for (data_set, delta), group in frame.groupby(["data_set", "delta"], sort=False):
         by = group.set_index(["method", "quantity"])
         cells = []
@@ -309,7 +309,7 @@ def guided_differences(_: Path) -> Lines:
                 number(-by.loc[side, end], sign=True) for end in ("difference", "high", "low")
             )
             cells.append(f"{mean} [{low}, {high}]")
-        lines.append([data_set, f"{delta:g}", *cells])
+        lines.append([f"{data_set}, δ = {delta:g}", *cells])
     return lines
 
 
