@@ -88,7 +88,8 @@ def test_the_generated_reference_names_everything():
     spec = importlib.util.spec_from_file_location("reference", ROOT / "docs/tools/reference.py")
     reference = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(reference)
-    strategies = fedproto.STRATEGIES.names()  # before the page of commands imports the paper's
+    # Before the page of commands imports the paper's.
+    strategies, data = fedproto.STRATEGIES.names(), fedproto.DATASETS.names()
     made = {page: make() for page, make in reference.PAGES.items()}
     for name in strategies:
         assert f"\n## {name}\n" in made["reference/strategies.md"]
@@ -103,7 +104,7 @@ def test_the_generated_reference_names_everything():
         for option in describe(SECTIONS[section]):
             assert f"\n| `{option.name}` |" in reference.option_pages()[section]
     licences = made["reference/data.md"]
-    named = [name for name in fedproto.DATASETS.names() if fedproto.DATASETS.get(name).licence]
+    named = [name for name in data if fedproto.DATASETS.get(name).licence]
     assert [row.split("`")[1] for row in licences.splitlines()[2:]] == named
     for page in reference.PAGES:
         assert (ROOT / "docs" / page).is_file()
