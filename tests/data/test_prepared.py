@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from data_files import idx_bytes, write_mnist, write_tar, write_zip
 from fedproto.data import samples
 from fedproto.data.base import prepared
+from fedproto.data.digits import Digits
 from fedproto.data.files import open_tree
 from fedproto.data.mnist import MNIST, read_idx
 from fedproto.data.samples import resident
@@ -159,6 +161,19 @@ def test_normalisation_subtracts_and_divides(tmp_path):
     which = np.array([3, 50])
     expected = (plain.samples.batch(which)[0] - 0.25) / 0.5
     np.testing.assert_allclose(standard.samples.batch(which)[0], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mean": (0.1, 0.2, 0.3)}, r"mean has 3 values for inputs of shape \(1, 8, 8\)"),
+        ({"std": (0.1, 0.2)}, "give one per channel"),
+        ({"std": (0.0,)}, "std must be above 0, not 0"),
+    ],
+)
+def test_a_normalisation_that_does_not_fit_is_named(options, message):
+    with pytest.raises(DataError, match=message):
+        Digits(**options).load(Path())
 
 
 def test_all_samples_gathered_equal_those_read_in_batches(tmp_path):

@@ -91,6 +91,17 @@ class MappedSamples:
     device: torch.device | None = None
     dtype: torch.dtype = torch.float32
 
+    def __post_init__(self) -> None:
+        shape = self.inputs.shape[1:]
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) not in (0, 1, *shape[:1], shape.numel()):
+                raise DataError(
+                    f"{name} has {len(values)} values for inputs of shape {tuple(shape)}; give one"
+                    " per channel"
+                )
+        if any(value <= 0 for value in self.std):
+            raise DataError(f"std must be above 0, not {min(self.std):g}")
+
     def __len__(self) -> int:
         return len(self.inputs)
 
