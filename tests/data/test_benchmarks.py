@@ -14,7 +14,7 @@ from data_files import idx_bytes, image_bytes, needs_real, write_tar, write_zip
 from fedproto.cli import main
 from fedproto.data import DATASETS
 from fedproto.data.benchmarks import CIFAR10, CIFAR100, PACS, SVHN, TinyImageNet
-from fedproto.data.federation import Federation, class_counts, statistics
+from fedproto.data.federation import Federation, cautions, class_counts, statistics
 from fedproto.data.mnist import MNIST, FashionMNIST
 from fedproto.data.samples import MappedSamples, TensorSamples, moments, shifted
 from fedproto.data.synthetic import Synthetic
@@ -212,6 +212,28 @@ def test_the_test_set_may_be_split_off_the_clients_instead(tmp_path):
         assert federation.test_set == "split"
         assert federation.test_sizes.tolist() == [size] * 5
         assert class_counts(federation).sum() == 60
+        assert not cautions(federation.about())
+
+
+def test_a_test_set_for_all_is_said_with_the_scores(tmp_path, capsys):
+    root = tmp_path / "data"
+    write(root / "cifar10", cifar10_files())
+    recipe = tmp_path / "few.toml"
+    recipe.write_text(
+        """strategy = "fedavg"
+model = { name = "mlp", hidden = 4, features = 4 }
+data = { name = "cifar10", clients = 5, partition = "iid", allow_missing = true }
+schedule = { rounds = 1, cohort = 2 }
+train = { epochs = 1 }
+engine = "reference"
+"""
+    )
+    out = tmp_path / "run"
+    assert main(["run", str(recipe), f"--out={out}", f"--data-root={root}", "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["compare", str(out)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "cifar10 is tested on one set for all clients (official)" in said
 
 
 def test_what_has_no_official_test_set_says_so(tmp_path):

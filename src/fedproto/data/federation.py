@@ -59,10 +59,10 @@ MOST_TEST = 0.3
 
 
 def cautions(facts: Mapping[str, Any]) -> list[str]:
-    """Warnings about a federation's test samples, from the facts that its runs keep.
+    """What to know about a federation's test samples, from the facts that its runs keep.
 
-    Where one client holds a large share of them, and where clients train on some of them; a
-    ``test_overlap`` of True stands for an unknown share.
+    Where all clients share one test set, where one client holds a large share of the test samples,
+    and where clients train on some of them; a ``test_overlap`` of True stands for an unknown share.
     """
     name = str(facts.get("name", ""))
     # A run directory from elsewhere may contain anything.
@@ -71,6 +71,8 @@ def cautions(facts: Mapping[str, Any]) -> list[str]:
         for share in (facts.get("largest_test_share"), facts.get("test_overlap"))
     )
     found = []
+    if (test_set := facts.get("test_set", "split")) != "split":
+        found.append(f"{name} is tested on one set for all clients ({test_set})")
     if uneven > MOST_TEST:
         found.append(
             f"one client holds {100 * uneven:.0f} % of the test samples of {name}, so the pooled"

@@ -58,7 +58,7 @@ class Summary:
             one seed. A figure that some run does not have is left out.
         against: The comparison with the baseline; None for the baseline itself, where that was not
             run, and for pooled training beside several conditions.
-        cautions: Warnings about the test samples of its data.
+        cautions: What to know about the test samples of its data.
     """
 
     title: str
