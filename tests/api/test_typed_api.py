@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import os
 import re
@@ -203,6 +204,16 @@ def test_a_figure_shows_in_a_notebook(results, tmp_path):
     assert figure._repr_png_().startswith(b"\x89PNG")
     figure.savefig(tmp_path / "curves.pdf")
     assert (tmp_path / "curves.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_figure_without_matplotlib_says_how_to_install_it(results, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "matplotlib" else found(name)
+    )
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match="figures need matplotlib: pip install 'matplotlib"):
+        results.plot()
 
 
 def test_a_grid_is_all_combinations(tmp_path):

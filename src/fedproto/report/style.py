@@ -150,6 +150,7 @@ def panel_grid(
 
 def legend_columns(width: float) -> int:
     """Entries of a legend beside each other, in the present size of letters."""
+    need_matplotlib()
     from matplotlib import rcParams
 
     return max(1, int(width / (LEGEND_ENTRY * rcParams["font.size"] / 10)))
