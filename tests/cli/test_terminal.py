@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -130,3 +131,17 @@ def test_progress_shows_its_times_and_whose_score_it_is(width):
     assert re.search(r"accuracy \d\d\.\d %", text)
     assert "round 41 of 200: A long name for a method, δ" in " ".join(text.split())
     assert "seed 2" in text
+
+
+def test_the_time_left_does_not_count_what_is_done_once(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    console = Console(file=io.StringIO(), width=100)
+    watcher = Shown(console, total=21, done=0, live=False)
+    config = config_of(FedAvg(), rounds=21)
+    for seconds in (60.0, 40.0, *[2.0] * 19):  # setting up, a first round that warms up, others
+        now[0] += seconds
+        watcher.on_pass(3)
+        watcher.on_round(config, make_record(0))
+    said = re.findall(r"round (\d+) of 21, about (.*?) left", console.file.getvalue())
+    assert said == [("1", "13 min"), ("16", "10 s")]

@@ -51,7 +51,7 @@ class Shown(Callback):
 
     def __init__(self, console: Console, total: int, done: int, *, live: bool) -> None:
         self.live = live
-        self._console, self._said, self._before = console, set[str](), done
+        self._console, self._said, self._before = console, set[str](), float(done)
         self._started, self._newest = time.monotonic(), Text()
         self._due = self._started + self.EVERY_S
         self._bars = Progress(
@@ -75,9 +75,9 @@ class Shown(Callback):
 
     def on_pass(self, num_jobs: int) -> None:
         """Estimates the time of all rounds, to be shown once it is known."""
-        if self._rounds.completed == self._before:  # what came before is done once
-            self._started = time.monotonic()
         known, left = self._rounds.fields["left"], self._left()
+        if not known:  # what is done once, and the first pass, which warms up, are not repeated
+            self._started, self._before = time.monotonic(), self._rounds.completed
         self._bars.update(self._rounds.id, left=left)
         self._bars.reset(self._clients.id, total=num_jobs)
         self._tell(due=bool(left) and not known)
