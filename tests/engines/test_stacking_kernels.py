@@ -5,8 +5,12 @@ They run on a CUDA device, and elsewhere in Triton's interpreter.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -261,3 +265,19 @@ def test_a_whole_step_that_is_wrong_is_found(monkeypatch, with_kernels, wrong):
         found = sweep("stacked", model, **options)
     assert with_kernels
     check_same(found, sweep("reference", model, **options), 1e-4)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="a device's own compiler is used above")
+@pytest.mark.timeout(900)
+def test_kernels_compile_for_a_gpu(tmp_path):
+    """The interpreter runs what a compiler refuses, and has no products by parts in bfloat16."""
+    script = Path(__file__).parents[1] / "support/compile_kernels.py"
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    made = {tuple(line.split()) for line in done.stdout.splitlines()}
+    assert {precision for _, precision in made} == {"tf32", "tf32x3", "bf16x3", "None"}
+    everywhere = {"convolve", "weight_gradient", "dense", "group_norm", "group_norm_backward"}
+    assert {name for name, _ in made} == everywhere | {"mlp_step"}
