@@ -108,7 +108,7 @@ def test_options_as_text_are_those_that_differ_from_the_defaults():
     ("text", "words"),
     [
         ("ema", r"serve.also: 'ema': write options as 'average=ema decay=0.95'"),
-        ("average=mean", r"serve.also: 'average=mean'.average must be one of"),
+        ("average=mean", r"serve.also: 'average=mean'.average must be 'none', 'ema'"),
         ("avarage=ema", r"did you mean 'average'"),
         ("also=average=ema", r"cannot have further models"),
         ("average=ema decay=2", r"decay must be at least 0 and at most 1"),

@@ -218,7 +218,6 @@ class ServeOptions(Part):
             for place in range(self.window):
                 declared |= setting.like_model(f"{WINDOW}/{place}")
         if self.computes_head:
-            self.check(setting)
             classes, (channels, _) = setting.num_classes, setting.feature_sizes()
             declared[SUM] = Declared((classes, channels), torch.float64)
             declared[COUNT] = Declared((classes,), torch.float64)
