@@ -140,8 +140,9 @@ def test_list_shows_everything_with_options(capsys):
     fedprox = next(entry for entry in strategies if entry.name == "fedprox")
     assert [option.name for option in fedprox.options] == ["mu"]
     assert main(["list", "strategies"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(strategies) + 5, "a line per method"
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) == len(strategies) + 5, "a line per method"
+    assert all(entry.summary in shown for entry in strategies), "a pipe has room"
     assert main(["list", "fedprox"]) == 0
     shown = capsys.readouterr().out
     assert "strength μ of the proximal term" in shown

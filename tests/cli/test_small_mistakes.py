@@ -38,17 +38,24 @@ def test_measures_without_a_rhythm_are_refused(here, capsys):
     assert main(["run", "quickstart", *TINY, '--set=measure.what=["margin"]']) == 2
     assert "no effect without measure.every" in capsys.readouterr().err
     assert not (here / "runs").exists()
-    with pytest.raises(ConfigError, match=r"no effect without measure\.every"):
-        fedproto.run(DIGITS, SMALL, "fedavg", measure={"what": ["margin"]}, **KEYWORDS)
+    for measure in ({"what": ["margin"]}, fedproto.MeasureOptions(what=("margin",))):
+        with pytest.raises(ConfigError, match=r"no effect without measure\.every"):
+            fedproto.run(DIGITS, SMALL, "fedavg", measure=measure, **KEYWORDS)
 
 
-def test_a_misspelt_score_to_stop_by_is_found_in_the_first_round(capsys):
+def test_a_misspelt_score_to_stop_by_is_found_in_the_first_test(here, capsys):
     assert main(["run", "quickstart", *TINY, "--set=stop.metric=acuracy", "--out=run"]) == 2
     assert "stop.metric: unknown metric 'acuracy'; did you mean 'accuracy'" in (
         capsys.readouterr().err
     )
-    result = fedproto.run(DIGITS, SMALL, "fedavg", stop={"metric": "loss"}, **KEYWORDS)
-    assert len(result.records) == 2
+    rare = [*TINY, "--set=evaluate.every=2", "--set=schedule.rounds=5"]
+    assert main(["run", "quickstart", *rare, "--set=stop.metric=acuracy", "--out=rare"]) == 2
+    assert "did you mean 'accuracy'" in capsys.readouterr().err
+    assert (here / "rare/rounds.jsonl").read_text().count("\n") == 1
+    measured = {"stop": {"metric": "dissimilarity", "patience": 9}, "measure": {"every": 2}}
+    for sections in ({"stop": {"metric": "loss"}}, measured):
+        result = fedproto.run(DIGITS, SMALL, "fedavg", **KEYWORDS, **sections)
+        assert len(result.records) == 2
 
 
 def test_a_score_to_stop_by_may_be_on_validation_data_alone(capsys):

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from fedproto.cli.terminal import Directories, echo, plain
+from fedproto.cli.terminal import Directories, echo, plain, wide_console
 from fedproto.config import CHOICES, SECTIONS
 from fedproto.config.recipe import bundled_recipes, recipe_summary
 from fedproto.data import DATASETS, data_root
@@ -69,7 +68,7 @@ def list_known(
 ) -> None:
     """List strategies, data sets, models, engines, measures, recipes and options."""
     known = {name: entries(name) for name in ([kind] if kind else KINDS)}
-    console = Console()
+    console = wide_console()
     for name, found in known.items():
         table = Table(title=name, title_justify="left", expand=True)
         widest = max((len(entry.name) for entry in found), default=0)

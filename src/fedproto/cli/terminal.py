@@ -39,11 +39,15 @@ def plain(text: object, style: str = "") -> Text:
     return Text(printable(text), style)
 
 
+def wide_console() -> Console:
+    """Standard output: as wide as the terminal, or `WIDEST` for a pipe."""
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDEST)
+
+
 def print_table(table: Table) -> None:
     """Prints a table, without the last columns if they do not fit the terminal."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDEST)
+    console = wide_console()
     head, *rows = table.cells()
     kept = _fitting([head, *rows], console.width)
     hidden = head[kept:]

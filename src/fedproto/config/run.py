@@ -255,7 +255,10 @@ def _read_choice(section: str, given: Any, *, to_compare: bool) -> Any:
 
 
 def _check_measures(given: Any, options: MeasureOptions) -> None:
-    if isinstance(given, Mapping) and "what" in given and "every" not in given:
+    named = options.what != MeasureOptions().what
+    if isinstance(given, Mapping):  # runs that are stored name both
+        named = "what" in given and "every" not in given
+    if named and options.every == 0:
         raise ConfigError(
             "measure.what has no effect without measure.every; set that to a number of rounds"
         )

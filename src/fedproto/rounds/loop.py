@@ -91,7 +91,7 @@ def _run_round(
         spent = seconds * share + time.perf_counter() - began
         notes = [*([outcome.note] if outcome.note else []), *incidents]
         record = replace(record, seconds=spent, note="; ".join(notes) or None)
-        _check_stop(run.config, record)
+        _check_stop(run, record)
         run.add(outcome.state, record)
         engine.workload.callback.on_round(run.config, record)
         yield run, record
@@ -199,10 +199,13 @@ def _prepare_measures(run: Run, engine: Engine, gauge: Gauge) -> None:
     gauge.prepared(options, run.config.seed)
 
 
-def _check_stop(config: RunConfig, record: RoundRecord) -> None:
-    """Checks that the metric a run is to stop by is among those of its first record."""
-    name, taken = config.stop.metric, record.metrics
-    if name is None or not any(key.endswith("loss") and key != "train_loss" for key in taken):
-        return  # nothing was tested in this round
-    if name not in taken and f"validation_{name}" not in taken and record.round == 0:
-        raise ConfigError(f"stop.metric: {unknown_name('metric', name, taken)}")
+def _check_stop(run: Run, record: RoundRecord) -> None:
+    """Checks that the metric a run is to stop by is among those taken, once each was due."""
+    config, records = run.config, (*run.records, record)
+    due = min(config.schedule.rounds, max(config.evaluate.every, config.measure.every))
+    name, tested = config.stop.metric, {"loss", "validation_loss"} & record.metrics.keys()
+    if name is None or not tested or len(records) < due:
+        return
+    if not any({name, f"validation_{name}"} & one.metrics.keys() for one in records):
+        known = {key for one in records for key in one.metrics}
+        raise ConfigError(f"stop.metric: {unknown_name('metric', name, known)}")
