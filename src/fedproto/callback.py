@@ -19,8 +19,8 @@ class Callback:
     def on_notice(self, text: str) -> None:
         """A notice for the user, such as how jobs are run; one sentence."""
 
-    def on_progress(self, done: int, total: int) -> None:
-        """Part of a data set has been read, counted in files."""
+    def on_progress(self, name: str, done: int, total: int | None) -> None:
+        """Part of a data set is here: of a preparation in files, of a download in bytes."""
 
     def on_pass(self, num_jobs: int) -> None:
         """A pass over all unfinished runs begins: one round each, with this many jobs in all."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from data_files import needs_real, write_mnist
+from fedproto.callback import Callback
 from fedproto.cli import main
 from fedproto.data import base, data_root
 from fedproto.data.fetch import check, fetch
@@ -66,7 +67,12 @@ def source_of(url, md5=None):
 def test_a_download_is_whole_and_reported(server, tmp_path):
     _, url = server
     seen = []
-    written = fetch(source_of(url), tmp_path, lambda *step: seen.append(step))
+
+    class Watching(Callback):
+        def on_progress(self, *step) -> None:
+            seen.append(step)
+
+    written = fetch(source_of(url), tmp_path, Watching())
     assert [path.read_bytes() for path in written] == [CONTENT]
     assert seen[-1] == ("file.bin", len(CONTENT), len(CONTENT))
     assert fetch(source_of(url), tmp_path) == []

@@ -14,7 +14,7 @@ from fedproto.data.federation import class_counts
 from fedproto.data.tasks import task_named
 from fedproto.engines.base import EngineOptions, Workload
 from fedproto.engines.reference import read_state
-from fedproto.measures import Gauge, MeasureOptions
+from fedproto.measures import MeasureOptions, Meter
 from fedproto.measures.scores import PER_CLASS
 from fedproto.report.results import StoredRun
 from fedproto.report.statistics import difference, holm
@@ -262,10 +262,10 @@ def test_all_data_sets_have_their_recipes(kind):
 
 def test_rows_of_the_head_and_classes_are_followed(small_federation, small_model):
     task = task_named(small_federation.task)
-    gauge = Gauge(Workload(small_federation, small_model, task, EngineOptions(device="cpu")))
+    meter = Meter(Workload(small_federation, small_model, task, EngineOptions(device="cpu")))
     state = ServerState(1, *read_state(small_model))
     found, scores = (
-        gauge.take(MeasureOptions(what=(name,)), 0, state).tables for name in (MEASURE, "clients")
+        meter.take(MeasureOptions(what=(name,)), 0, state).tables for name in (MEASURE, "clients")
     )
     (name,) = [name for name in state.params if name.endswith("classifier.weight")]
     norms = state.params[name].norm(dim=1)

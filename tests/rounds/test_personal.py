@@ -22,9 +22,11 @@ from engine_cases import (
 from fedproto import FedAvg, FedBABU
 from fedproto.config.options import EvaluateOptions
 from fedproto.engines.setting import read_state, setting_of
+from fedproto.measures.scores import summarize_clients
 from fedproto.models.base import build_model
 from fedproto.rng.schedule import BatchOrder
 from fedproto.rounds import run_rounds
+from fedproto.rounds.evaluate import _summary
 from fedproto.rounds.jobs import plan_round
 from fedproto.strategies.base import PERSONAL
 from fedproto.types import ServerState, num_bytes, part
@@ -94,6 +96,13 @@ def test_personal_scores_are_means_over_the_clients_own_test_parts(strategy):
     metrics = records[-1].metrics
     assert metrics["personal_accuracy"] == pytest.approx(np.mean(scores))
     assert metrics["worst_tenth_personal_accuracy"] == pytest.approx(min(scores))
+
+
+def test_the_worst_tenth_is_rounded_up_whatever_the_clients_are_tested_with():
+    values = [0.1 * number for number in range(11)]
+    summary = _summary("personal_", [{"accuracy": value} for value in values])
+    assert summary["worst_tenth_personal_accuracy"] == pytest.approx(0.05)
+    assert summarize_clients(values)[1] == summary["worst_tenth_personal_accuracy"]
 
 
 def test_methods_without_personal_parts_have_no_personal_scores():

@@ -146,7 +146,7 @@ def rounds_of(strategy: Strategy) -> Iterator[dict[int, Data]]:
     federation = three_clients()
     for number in range(ROUNDS):
         clients = {}
-        for order in participants(config_of(strategy), number, federation)[3]:
+        for order in participants(config_of(strategy), number, federation).orders:
             x, y = federation.samples.batch(federation.train_indices(order.client))
             x = x.double()
             epochs = [[(x[batch], y[batch]) for batch in batches] for batches in order]

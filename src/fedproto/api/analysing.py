@@ -26,7 +26,7 @@ from fedproto.api.result import Result
 from fedproto.data.segmentation import palette
 from fedproto.disk.files import Folder, explained, write_atomically, write_output
 from fedproto.errors import ConfigError, StoreError, install, unknown_name
-from fedproto.measures import MEASURES, Gauge, Taken
+from fedproto.measures import MEASURES, Meter, Taken
 from fedproto.measures.probe import Probe
 from fedproto.measures.uncertainty import feature_entropy, relative, softmax_entropy, upsampled
 from fedproto.report.panels import EMBEDDING, Measured, read_measured, read_part
@@ -134,8 +134,8 @@ def _measure(subject: Subject, names: list[str], reference: str | None) -> Taken
         return Taken()
     options = replace(subject.config.measure, every=1, what=tuple(names), reference=reference)
     check_reference(replace(subject.config, measure=options))
-    gauge = Gauge(subject.probe.workload, reference_state)
-    taken = gauge.take(options, subject.config.seed, subject.state)
+    meter = Meter(subject.probe.workload, reference_state)
+    taken = meter.take(options, subject.config.seed, subject.state)
     earlier = None
     with suppress(StoreError):  # damaged, and about to be replaced
         earlier = read_measured(subject.path)

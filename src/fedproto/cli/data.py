@@ -24,7 +24,6 @@ from fedproto.cli.terminal import echo, print_table
 from fedproto.config.recipe import apply_overrides
 from fedproto.data.base import DATASETS, DataSource, data_root
 from fedproto.data.federation import Federation, cautions, statistics
-from fedproto.data.fetch import OnBytes
 from fedproto.data.fetch import check as check_files
 from fedproto.data.fetch import fetch as fetch_files
 from fedproto.errors import DataError
@@ -45,8 +44,8 @@ Settings = Annotated[
 def fetch(name: Name) -> None:
     """Download the official files of a data set into the data root."""
     source = DATASETS.get(name)
-    with _named(name), _bars(DownloadColumn()) as on_bytes:
-        written = fetch_files(source, data_root(), on_bytes)
+    with _named(name), _bars(DownloadColumn()) as callback:
+        written = fetch_files(source, data_root(), callback)
     for path in written:
         echo(f"wrote {path}")
     if source.licence:
@@ -96,18 +95,13 @@ def plot(
 
 def prepare_all(sources: Sequence[DataSource]) -> None:
     """Decodes what is not decoded yet, with a progress bar on a terminal."""
-    with _bars(MofNCompleteColumn(), transient=True) as show:
-
-        class Bar(Callback):
-            def on_progress(self, done: int, total: int) -> None:
-                show("preparing", done, total)
-
+    with _bars(MofNCompleteColumn(), transient=True) as callback:
         for source in dict.fromkeys(sources):
-            source.prepare(data_root(), Bar())
+            source.prepare(data_root(), callback)
 
 
 @contextmanager
-def _bars(amount: ProgressColumn, *, transient: bool = False) -> Iterator[OnBytes]:
+def _bars(amount: ProgressColumn, *, transient: bool = False) -> Iterator[Callback]:
     """Progress bars; a line for each without a terminal."""
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), amount
@@ -116,14 +110,15 @@ def _bars(amount: ProgressColumn, *, transient: bool = False) -> Iterator[OnByte
         *columns, console=console, transient=transient, disable=not console.is_terminal
     ) as bars:
 
-        def show(name: str, done: int, total: int | None) -> None:
-            if name not in tasks:
-                tasks[name] = bars.add_task(name)
-                if not console.is_terminal:
-                    echo(f"{name} …", err=True)
-            bars.update(tasks[name], completed=done, total=total)
+        class Bar(Callback):
+            def on_progress(self, name: str, done: int, total: int | None) -> None:
+                if name not in tasks:
+                    tasks[name] = bars.add_task(name)
+                    if not console.is_terminal:
+                        echo(f"{name} …", err=True)
+                bars.update(tasks[name], completed=done, total=total)
 
-        yield show
+        yield Bar()
 
 
 @contextmanager

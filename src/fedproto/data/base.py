@@ -24,8 +24,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from fedproto.callback import Callback
 from fedproto.data.federation import Federation
-from fedproto.data.files import FileTree, explained, open_tree
-from fedproto.disk.files import PARTIAL, locked
+from fedproto.data.files import FileTree, open_tree
+from fedproto.disk.files import PARTIAL, explained, locked
 from fedproto.errors import DataError
 from fedproto.options import Options, Registry, option
 
@@ -219,7 +219,7 @@ def prepared(
 
 def _state(path: Path) -> list[int]:
     """Size and time, which tell whether a file is still the same."""
-    with explained(path):
+    with explained(path, " cannot be read", "", DataError):
         status = path.stat()
     return [status.st_size, status.st_mtime_ns]
 

@@ -7,23 +7,21 @@ import http.client
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
+from fedproto.callback import Callback
 from fedproto.data.base import DataSource, Download
-from fedproto.data.files import ARCHIVES, FileTree, explained, open_tree
-from fedproto.disk.files import PARTIAL, open_plain, open_regular
+from fedproto.data.files import ARCHIVES, FileTree, open_tree
+from fedproto.disk.files import PARTIAL, explained, open_plain, open_regular
 from fedproto.errors import DataError
-
-OnBytes: TypeAlias = Callable[[str, int, int | None], None]
-"""Progress callback: a file's name, its bytes so far, and all of them if known."""
 
 _CHUNK = 1 << 20
 _TIMEOUT = 30
 
 
-def fetch(source: type[DataSource], root: Path, on_bytes: OnBytes | None = None) -> list[Path]:
+def fetch(source: type[DataSource], root: Path, callback: Callback | None = None) -> list[Path]:
     """Downloads the missing official files of a data set.
 
     An interrupted download is kept under a name ending in ``.partial`` and continues from
@@ -34,7 +32,7 @@ def fetch(source: type[DataSource], root: Path, on_bytes: OnBytes | None = None)
     missing = [each for each in source.downloads if not (root / each.path).exists()]
     for download in missing:
         try:
-            _download(download, root / download.path, on_bytes)
+            _download(download, root / download.path, callback or Callback())
         except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
             left = [each for each in missing if not (root / each.path).exists()]
             files = "".join(f"\n  {each.url}\n    as {root / each.path}" for each in left)
@@ -46,7 +44,7 @@ def fetch(source: type[DataSource], root: Path, on_bytes: OnBytes | None = None)
     return [root / download.path for download in missing]
 
 
-def _download(download: Download, path: Path, on_bytes: OnBytes | None) -> None:
+def _download(download: Download, path: Path, callback: Callback) -> None:
     partial = path.with_name(path.name + PARTIAL)
     done = partial.stat().st_size if partial.exists() else 0
     request = urllib.request.Request(download.url)  # noqa: S310 - addresses are ours
@@ -64,8 +62,7 @@ def _download(download: Download, path: Path, on_bytes: OnBytes | None) -> None:
                 while chunk := answer.read(_CHUNK):
                     file.write(chunk)
                     done += len(chunk)
-                    if on_bytes is not None:
-                        on_bytes(path.name, done, total)
+                    callback.on_progress(path.name, done, total)
             if total is not None and done < total:
                 raise urllib.error.URLError(
                     f"the connection ended after {done:,} of {total:,} bytes"
@@ -117,5 +114,5 @@ def check(source: type[DataSource], root: Path) -> Iterator[FileState]:
 
 def md5_of(path: Path) -> str:
     """A file's MD5 digest, the kind that the data sets' authors publish."""
-    with explained(path), open_regular(path) as file:
+    with explained(path, " cannot be read", "", DataError), open_regular(path) as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -20,7 +20,7 @@ from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
-from fedproto.disk.files import PARTIAL, check_limit, open_regular, read_limited
+from fedproto.disk.files import PARTIAL, check_limit, explained, open_regular, read_limited
 from fedproto.errors import DataError, printable
 from fedproto.options import is_unicode
 
@@ -61,7 +61,7 @@ class FileTree:
         locations: dict[str, Location] = {}
         for path in self.sources.values():
             if path.name.endswith(ARCHIVES):
-                with explained(path):
+                with unpacking(path):
                     locations |= {name: Location(path, name) for name, _ in _read_members(path)}
         return locations | {
             name: Location(path)
@@ -109,10 +109,10 @@ class FileTree:
             if location.member:
                 by_archive.setdefault(location.path, set()).add(name)
             else:
-                with explained(location.path):
+                with unpacking(location.path):
                     yield name, _content(partial(open_regular, location.path), location)
         for path, wanted in by_archive.items():
-            with explained(path):
+            with unpacking(path):
                 for name, opened in _read_members(path):
                     if name in wanted:
                         wanted.discard(name)
@@ -140,19 +140,18 @@ def open_tree(folder: Path, advice: str = "") -> FileTree:
 
 
 @contextlib.contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Turns errors of reading a file into one line."""
-    try:
-        yield
-    except _DAMAGES as error:
-        raise DataError(f"{path} is damaged or incomplete ({error}); fetch it again") from None
-    except (NotImplementedError, RuntimeError) as error:
-        # What zipfile says of encrypted members and of ways of packing it does not know.
-        raise DataError(f"{path} cannot be unpacked here: {error}") from None
-    except MemoryError:
-        raise DataError(f"{path} does not fit into this machine's memory") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+def unpacking(path: Path) -> Iterator[None]:
+    """Turns errors of reading a file, which may be packed, into one line."""
+    with explained(path, " cannot be read", "", DataError):
+        try:
+            yield
+        except _DAMAGES as error:
+            raise DataError(f"{path} is damaged or incomplete ({error}); fetch it again") from None
+        except (NotImplementedError, RuntimeError) as error:
+            # What zipfile says of encrypted members and of ways of packing it does not know.
+            raise DataError(f"{path} cannot be unpacked here: {error}") from None
+        except MemoryError:
+            raise DataError(f"{path} does not fit into this machine's memory") from None
 
 
 def _read_members(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:

@@ -142,4 +142,4 @@ def for_each_file(
             ):
                 done += 1
                 if callback is not None:
-                    callback.on_progress(done, len(names))
+                    callback.on_progress("preparing", done, len(names))

@@ -90,7 +90,7 @@ class Taken:
     tables: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
-class Gauge:
+class Meter:
     """Computes the measures that runs configure; one for all runs that train together.
 
     `read_state` reads what runs name as ``measure.reference``.

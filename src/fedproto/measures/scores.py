@@ -62,8 +62,12 @@ PERSONAL_SCORES = {
 def summarize_clients(values: Sequence[float]) -> tuple[float, float, float]:
     """The mean over clients, the mean of their worst tenth, and the share that scores zero."""
     scores = np.sort(np.asarray(values, dtype=np.float64))
-    worst = scores[: max(1, -(-len(scores) // 10))]
-    return float(scores.mean()), float(worst.mean()), float((scores == 0).mean())
+    return float(scores.mean()), worst_tenth(values), float((scores == 0).mean())
+
+
+def worst_tenth(values: Sequence[float]) -> float:
+    """The mean over the tenth of clients with the lowest scores, rounded up."""
+    return float(np.sort(values)[: -(-len(values) // 10)].mean())
 
 
 @MEASURES.register("clients")

@@ -99,7 +99,9 @@ def _embedding(given: dict[str, Any]) -> dict[str, Any]:
     names, colors = [str(name) for name in given["classes"]], [str(c) for c in given["colors"]]
     if not all(_COLOR.fullmatch(color) for color in colors) or len(colors) < len(names):
         raise ValueError("no colour")
-    if any(not (finite(x) and finite(y) and 0 <= label < len(names)) for x, y, label in points):
+    if any(
+        not (is_finite(x) and is_finite(y) and 0 <= label < len(names)) for x, y, label in points
+    ):
         raise ValueError("no such point")
     return {
         "round": int(given["round"]),
@@ -204,7 +206,7 @@ def read_measured(run: Path) -> Measured | None:
         round_, tables = int(given.pop("round")), given.pop("tables", {})
         numbers = {"": given, **tables}
         found = {
-            str(name): {str(key): float(value) for key, value in table.items() if finite(value)}
+            str(name): {str(key): float(value) for key, value in table.items() if is_finite(value)}
             for name, table in numbers.items()
         }
         return Measured(round_, given.get("reference"), found.pop(""), found)
@@ -212,7 +214,7 @@ def read_measured(run: Path) -> Measured | None:
     return read_part(run, "measures", check)
 
 
-def finite(value: Any) -> bool:
+def is_finite(value: Any) -> bool:
     """Whether a value of JSON is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
 

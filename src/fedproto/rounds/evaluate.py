@@ -13,6 +13,7 @@ from fedproto.data.tasks import headline
 from fedproto.engines.base import Engine, LocalJob
 from fedproto.errors import ConfigError
 from fedproto.measures.base import finite
+from fedproto.measures.scores import worst_tenth
 from fedproto.rng import schedule
 from fedproto.rounds.jobs import make_job
 from fedproto.strategies.base import HeadAlone, Strategy
@@ -146,5 +147,4 @@ def _summary(prefix: str, scores: Iterable[Mapping[str, float]]) -> dict[str, fl
         return {}
     means = {f"{prefix}{name}": float(np.mean([one[name] for one in found])) for name in found[0]}
     main = headline(found[0])
-    worst = np.sort([one[main] for one in found])[: max(1, len(found) // 10)]
-    return {**means, f"worst_tenth_{prefix}{main}": float(worst.mean())}
+    return {**means, f"worst_tenth_{prefix}{main}": worst_tenth([one[main] for one in found])}

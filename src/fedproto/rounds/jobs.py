@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fedproto.config import RunConfig
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """The cohort of a round, and the jobs of the clients that train."""
+    """The cohort of a round; the batches of the clients that train, and their jobs once made."""
 
     cohort: list[int]
     stragglers: list[int]
     dropped: list[int]
-    jobs: list[LocalJob]
+    orders: list[schedule.BatchOrder]
+    jobs: list[LocalJob] = field(default_factory=list)
 
 
 def check_fits(config: RunConfig, federation: Federation) -> None:
@@ -112,7 +113,7 @@ def plan_round(
     With `clients_remember`, clients keep their memory themselves, out of the run's reach.
     """
     config, round_, method = run.config, run.state.round, run.config.method
-    cohort, stragglers, dropped, orders = participants(config, round_, federation)
+    plan = participants(config, round_, federation)
     shared: dict[str, Any] = {
         "lr": config.train.lr_at(round_, config.schedule.rounds),
         "broadcast": method.broadcast(run.state, setting),
@@ -129,9 +130,9 @@ def plan_round(
             last_round=run.last_round.get(batches.client),
             **shared,
         )
-        for batches in orders
+        for batches in plan.orders
     ]
-    return RoundPlan(cohort, stragglers, dropped, jobs)
+    return replace(plan, jobs=jobs)
 
 
 def make_job(
@@ -147,13 +148,8 @@ def make_job(
     return LocalJob(client=batches.client, state=state, batches=batches, **usual | fields)
 
 
-def participants(
-    config: RunConfig, round_: int, federation: Federation
-) -> tuple[list[int], list[int], list[int], list[schedule.BatchOrder]]:
-    """Cohort, stragglers, dropped clients, and the batches of each client that trains.
-
-    A function of the configuration alone.
-    """
+def participants(config: RunConfig, round_: int, federation: Federation) -> RoundPlan:
+    """The plan of a round without its jobs: a function of the configuration alone."""
     strategy, seed, options = config.strategy, config.seed, config.train
     sizes = federation.train_sizes
     drawn_by = believed_sizes(sizes, config.aggregate.max_claim, DRAWN)
@@ -169,7 +165,7 @@ def participants(
         budget = sum(batches(client, int(sizes[client]), options.epochs).steps for client in cohort)
         total = int(sizes.sum())
         epochs = math.ceil(budget / math.ceil(total / options.batch_size))
-        return [], [], [], [batches(POOLED, total, epochs, budget)]
+        return RoundPlan([], [], [], [batches(POOLED, total, epochs, budget)])
 
     slow = schedule.stragglers(seed, round_, cohort, config.schedule.delta)
     dropped = [] if config.partial_work else slow
@@ -186,4 +182,4 @@ def participants(
         for client in cohort
         if client not in dropped
     ]
-    return cohort, slow, dropped, orders
+    return RoundPlan(cohort, slow, dropped, orders)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from fedproto.config import RunConfig
 from fedproto.engines.base import Engine
 from fedproto.errors import ConfigError, unknown_name
-from fedproto.measures import MEASURES, Gauge, MeasureOptions
+from fedproto.measures import MEASURES, MeasureOptions, Meter
 from fedproto.measures.base import finite
 from fedproto.measures.scores import PER_CLIENT
 from fedproto.rounds.aggregate import RoundOutcome, aggregate_round
@@ -44,17 +44,17 @@ def run_rounds(runs: Sequence[Run], engine: Engine) -> Iterator[tuple[Run, Round
     Yields:
         A run and its new record, round by round.
     """
-    gauge = Gauge(engine.workload, reference_state)
+    meter = Meter(engine.workload, reference_state)
     for run in runs:
         check_fits(run.config, engine.workload.federation)
-        _prepare_measures(run, engine, gauge)
+        _prepare_measures(run, engine, meter)
     setting = prepare(runs, engine)
     while active := [run for run in runs if run.stop_reason is None]:
-        yield from _run_round(active, engine, gauge, setting)
+        yield from _run_round(active, engine, meter, setting)
 
 
 def _run_round(
-    runs: Sequence[Run], engine: Engine, gauge: Gauge, setting: Setting
+    runs: Sequence[Run], engine: Engine, meter: Meter, setting: Setting
 ) -> Iterator[tuple[Run, RoundRecord]]:
     """One round of every run."""
     started = time.perf_counter()
@@ -83,11 +83,11 @@ def _run_round(
         began, options = time.perf_counter(), run.config.measure
         record = _record(run, plan, outcome, score)
         if options.due(outcome.state.round, run.config.schedule.rounds):
-            _measure(run, outcome.state, record, gauge, options)
+            _measure(run, outcome.state, record, meter, options)
         if run.config.evaluate.test and run.config.stop_reason([*run.records, record]) is not None:
             record.metrics.update(finetuned_scores(run, outcome.state.served, engine))
             if engine.holds_data and PER_CLIENT not in record.tables:
-                _measure(run, outcome.state, record, gauge, MeasureOptions(what=("clients",)))
+                _measure(run, outcome.state, record, meter, MeasureOptions(what=("clients",)))
         spent = seconds * share + time.perf_counter() - began
         notes = [*([outcome.note] if outcome.note else []), *incidents]
         record = replace(record, seconds=spent, note="; ".join(notes) or None)
@@ -98,11 +98,11 @@ def _run_round(
 
 
 def _measure(
-    run: Run, state: ServerState, record: RoundRecord, gauge: Gauge, options: MeasureOptions
+    run: Run, state: ServerState, record: RoundRecord, meter: Meter, options: MeasureOptions
 ) -> None:
     """Adds measures of every tested model to the round's record."""
     for name, model in models_to_test(run, state).items():
-        taken = gauge.take(options, run.config.seed, model)
+        taken = meter.take(options, run.config.seed, model)
         served = name == SERVED
         (record.metrics if served else record.also[name]).update(taken.metrics)
         record.tables.update(taken.tables if served else under(name, taken.tables))
@@ -186,7 +186,7 @@ def _time_shares(by_run: Sequence[Sequence[ClientUpdate | ClientFailure]]) -> li
     return [own / sum(spent) for own in spent]
 
 
-def _prepare_measures(run: Run, engine: Engine, gauge: Gauge) -> None:
+def _prepare_measures(run: Run, engine: Engine, meter: Meter) -> None:
     """Checks before any training that a run's measures are possible."""
     options = run.config.measure
     if options.every == 0 or run.stop_reason is not None:
@@ -196,7 +196,7 @@ def _prepare_measures(run: Run, engine: Engine, gauge: Gauge) -> None:
             "measures need the clients' data, which stays with the clients over Flower; set"
             " measure.every = 0, or flower.evaluate_on = 'server' where the server has the data"
         )
-    gauge.prepared(options, run.config.seed)
+    meter.prepared(options, run.config.seed)
 
 
 def _check_stop(run: Run, record: RoundRecord) -> None:
