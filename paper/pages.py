@@ -26,6 +26,8 @@ import pandas as pd
 
 from fedproto.cli import main as fedproto
 from fedproto.report.results import StoredRun, find_runs
+from paper import benchmarked
+from paper.cells import DASH, Lines, around, number, row
 from paper.experiments.claims import as_markdown
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,11 +53,6 @@ ARCHIVES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """Folders of tables below ``results``, and the archives that they come from."""
-
-Lines = list[Sequence[str]]
-"""A table as cells; the first line is its head."""
-
-DASH = "–"
 
 
 def unpack(names: Sequence[str], folder: Path) -> None:
@@ -146,34 +143,37 @@ def written(text: str, lines: Lines, page: str) -> str:
     return "\n".join([*own[:start], *new, *own[end:]]) + "\n"
 
 
-def row(cells: Sequence[str]) -> str:
-    """A line of a table in Markdown."""
-    return "".join(f"| {cell} " if cell else "| " for cell in cells) + "|"
-
-
 def published(name: str) -> pd.DataFrame:
     """A table below ``results``."""
     return pd.read_csv(ROOT / "results" / f"{name}.csv")
-
-
-def number(value: float, digits: int = 1, *, sign: bool = False) -> str:
-    """As pages write it: a proper minus, a dash for none."""
-    if pd.isna(value):
-        return DASH
-    text = f"{value:{'+' if sign else ''}.{digits}f}"
-    return text.replace("-", "−")
-
-
-def around(mean: float, deviation: float, digits: int = 1) -> str:
-    """Mean ± deviation, where there is one."""
-    more = "" if pd.isna(deviation) else f" ± {number(deviation, digits)}"
-    return number(mean, digits) + more
 
 
 def claims(_: Path) -> Lines:
     """Claims by data set."""
     lines = as_markdown(published("sources/claims")).splitlines()
     return [line.strip("| ").split(" | ") for line in (lines[0], *lines[2:])]
+
+
+def data_sets(_: Path) -> Lines:
+    """Table 1 of the paper: clients and samples that the recipes give."""
+    by = published("sources/numbers").set_index(["data_set", "row"])
+    titles = {
+        "Synthetic": "synthetic",
+        "MNIST": "mnist",
+        "FEMNIST": "femnist",
+        "CelebA": "celeba, by the official lists",
+        "FPascal": "fpascal, fpascal-macro",
+    }
+    rows = {"clients": 0, "samples": 0, "samples per client, std": 1}
+    lines: Lines = [["", "clients", "samples", "std", "paper: clients", "samples", "std"]]
+    for data_set, title in titles.items():
+        cells = [
+            number(by.loc[(data_set, name), side], digits)
+            for side in ("ours", "paper")
+            for name, digits in rows.items()
+        ]
+        lines.append([title, *cells])
+    return lines
 
 
 def accuracy(_: Path) -> Lines:
@@ -385,6 +385,7 @@ def percent(value: float | None) -> str:
 
 
 EVIDENCE, APPENDIX = "docs/evidence/reproduction.md", "docs/appendix/reproduction.md"
+PERFORMANCE, HOSTILE = "docs/evidence/performance.md", "docs/appendix/hostile-clients.md"
 WINS, SEGMENTATION = "docs/evidence/what-wins.md", "docs/appendix/segmentation.md"
 PAGE_TABLES = (
     PageTable(EVIDENCE, claims),
@@ -393,6 +394,14 @@ PAGE_TABLES = (
     PageTable(APPENDIX, discrepancies),
     PageTable(APPENDIX, readings, ("readings-mnist",)),
     PageTable("docs/appendix/field.md", computed_heads),
+    PageTable("docs/appendix/paper-map.md", data_sets),
+    PageTable(PERFORMANCE, benchmarked.peers),
+    PageTable(PERFORMANCE, benchmarked.steps),
+    PageTable(PERFORMANCE, benchmarked.rounds),
+    PageTable(PERFORMANCE, benchmarked.sweeps),
+    PageTable(PERFORMANCE, benchmarked.flower),
+    PageTable(HOSTILE, benchmarked.attacks),
+    PageTable(HOSTILE, benchmarked.backdoor),
     PageTable(WINS, guided_scores),
     PageTable(WINS, guided_differences),
     PageTable(SEGMENTATION, centralised_segmentation, ("segmentation",)),

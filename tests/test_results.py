@@ -8,12 +8,15 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
 from archives import ARCHIVES
 from documents import ROOT
-from paper import pages
+from paper import benchmarked, pages
+from paper.benchmarked import measured
+from paper.cells import number, row
 from paper.output import Output
 
 ROOM = 15_000_000
@@ -64,10 +67,7 @@ def test_archives_give_the_tables_beside_them(folder, tmp_path, monkeypatch):
 
 MEASURED_ELSEWHERE = {
     "README.md": ("Demo: 3 seeds",),
-    "docs/appendix/paper-map.md": ("Open", "The source", "clients | samples"),
-    "docs/appendix/segmentation.md": ("images a second", "recipe"),
-    "docs/evidence/performance.md": ("",),
-    "docs/appendix/hostile-clients.md": ("the hostile client sends", "no attack"),
+    "docs/appendix/paper-map.md": ("Open", "The source"),
 }
 """Heads of tables with figures of benchmarks and counts, whose sources their pages name."""
 
@@ -76,7 +76,7 @@ def test_every_table_of_scores_in_the_docs_is_made_from_the_archives(tmp_path):
     """A table with four decimal fractions or more is made by `make tables`, or listed above."""
     for page, text in pages.pages(tmp_path).items():
         assert text == (ROOT / page).read_text(encoding="utf-8"), f"{page}: run make tables"
-    made = {(table.page, pages.row(table.make(tmp_path)[0])) for table in pages.PAGE_TABLES}
+    made = {(table.page, row(table.make(tmp_path)[0])) for table in pages.PAGE_TABLES}
     for file in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         page = file.relative_to(ROOT).as_posix()
         if page.startswith("docs/reference/"):  # defaults and facts
@@ -100,10 +100,8 @@ def test_sentences_with_scores_say_what_the_tables_say():
     mnist = accuracy.loc["test accuracy (%)"].loc["MNIST"]
     claims = pages.published("sources/claims").set_index(["claim", "data_set"])["difference"]
     claim = "Attention improves on equal weights that tolerate partial work"
-    added = [
-        pages.number(claims[claim, one], sign=True) for one in ("Synthetic", "MNIST", "FEMNIST")
-    ]
-    ours, paper = (pages.number(mnist.loc["FedProto", side]) for side in ("ours", "paper"))
+    added = [number(claims[claim, one], sign=True) for one in ("Synthetic", "MNIST", "FEMNIST")]
+    ours, paper = (number(mnist.loc["FedProto", side]) for side in ("ours", "paper"))
     readme, page = (
         " ".join((ROOT / name).read_text(encoding="utf-8").split())
         for name in ("README.md", pages.EVIDENCE)
@@ -121,3 +119,159 @@ def test_sentences_with_scores_say_what_the_tables_say():
     assert f"within {means['difference'].abs().mean():.1f} points on average" in page
     rho = pages.published("sources/margins-correlation").set_index("row").loc["ours"]
     assert f"ρ = {rho['rho']:.2f}, {rho['points']:.0f} points" in page
+
+
+def test_sentences_with_measurements_say_what_was_measured():
+    """Figures in prose outside of tables, as they would be written from the benchmarks' files."""
+    said = {**speeds_in_words(), **attacks_in_words(), **studies_in_words()}
+    for page, sentences in said.items():
+        text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+        missing = [sentence for sentence in sentences if sentence not in text]
+        assert missing == [], page
+
+
+def speeds_in_words() -> dict[str, list[str]]:
+    """The page on performance."""
+    peers = measured("cpu-peers")["cnn"]["rows"]
+    apart = max(one["weights_differ_by"]["first"] for one in peers)
+    steps = {
+        (one["model"], one["what"], one["tf32"], one["models"]): one["us_per_model_step"]
+        for one in measured("gpu-steps")["steps"]["rows"]
+        if "models" in one
+    }
+    bound = next(
+        one["us_per_model_step"]
+        for one in measured("gpu-steps")["steps"]["rows"]
+        if (one["model"], one["what"]) == ("cnn", "bound by weights")
+    )
+    mlp = {
+        tf32: steps["mlp", "stacked, compiled", tf32, 120] / steps["mlp", "stacked", tf32, 120]
+        for tf32 in (True, False)
+    }
+    both = [measured("gpu-steps-compared")[when]["steps"]["rows"] for when in ("before", "after")]
+    dearer = [
+        100 * (after["us_per_model_step"] / before["us_per_model_step"] - 1)
+        for before, after in zip(*both, strict=True)
+        if before["what"] == "stacked, compiled"
+    ]
+    compiled = [
+        one["first_round_seconds"]
+        for one in measured("gpu-rounds")["rounds"]["rows"]
+        if one.get("first_round_seconds", 0) > 2
+    ]
+    runs = dict(measured("gpu-growth")["growth"]["runs"])
+    share = "share of the plain loop, captured"
+    voc = measured("segmentation-speed")["measured"]["bfloat16, channels last, captured"]
+    sent = measured("flower")["bytes per client and round"]
+    payload = sent["of these prototypes, counts and margins"].split("(")[1]
+    many = measured("many-clients")
+    million = many["build"]["1000000"]
+    speed = voc["images per second"]
+    segments = f"{speed['captured engine']:,.0f} images a second where a plain loop has"
+    return {
+        pages.PERFORMANCE: [
+            f"differ by at most {apart:.1e}".replace("e-0", "e-"),
+            f"median of {len(peers[0]['seconds'])} interleaved rounds",
+            f"weights alone would take {bound:.1f} µs",
+            f"{min(dearer):.0f} to {max(dearer):.0f} % per step",
+            f"saves {100 - 100 * mlp[True]:.0f} % in tf32",
+            f"costs {100 * mlp[False] - 100:.0f} % in float32",
+            f"compiles for {min(compiled):.0f} to {max(compiled):.0f} s",
+            f"twelve runs took {runs[12] / runs[1]:.1f} times as long as one",
+            f"reaches {100 * voc[share]['captured engine']:.0f} % of the images per second",
+            f"sends {int(sent['up'].replace(',', '')) / 1000:.0f} kB a round,"
+            f" {float(payload.rstrip('%)')):.1f} % of it",
+            f"{million['processor seconds']:.1f} s of processor time"
+            f" and {million['peak memory of the process, GB']:.1f} GB",
+            f"{many['ratio to the first']['1000000']:.2f} times as long as one of 100",
+        ],
+        pages.SEGMENTATION: [f"{segments} {speed['plain loop']:.0f}"],
+    }
+
+
+def attacks_in_words() -> dict[str, list[str]]:
+    """The pages on hostile clients, beside the table of attacks."""
+    about = measured("takeover")
+    table = {line[0]: line for line in benchmarked.attacks(ROOT)[1:]}
+
+    def mean_of(title: str, column: int) -> str:
+        (found,) = (line for name, line in table.items() if name.startswith(f"{title} ("))
+        return found[column].split(" ")[0].lstrip("−")
+
+    digits, synthetic = "digits, Steady", "synthetic, Steady"
+    pairs = [name for name in table if name.startswith("digits, two") and ", Steady" in name]
+    beyond = sorted(float(table[name][5].split(" ")[0].lstrip("−")) for name in pairs)
+    against = max(float(table[name][4].split(" ")[0].lstrip("−")) for name in pairs)
+    rows = about["accuracy"]["synthetic"]["Steady"]
+    scores = {name: mean(rows[name]["clip"].values()) for name in ("x -1", "10M samples, x -1")}
+    added = scores["x -1"] - scores["10M samples, x -1"]
+    way = {
+        task: [f"{found[name]['against the others, per cent']:.0f}" for name in found]
+        for task, found in about["agreement"].items()
+    }
+    earlier = about["earlier"]["accuracy"]["digits"]
+    flipped = {
+        name: [mean(rows[attack]["clip"].values()) for attack in ("none", "x -1")]
+        for name, rows in earlier.items()
+    }
+    bounds = f"{mean_of(digits, 5)} on digits, {mean_of(synthetic, 5)} on synthetic data"
+    return {
+        pages.HOSTILE: [
+            f"{bounds}, {beyond[0]:.1f} to {beyond[-1]:.1f} where clients hold two classes",
+            f"against all clients honest, too ({mean_of(digits, 4)})",
+            f"Invented samples add at most {added:.1f} points",
+            f"{mean_of(synthetic, 4)} points on synthetic data, up to {against:.1f} where",
+            f"{way['digits'][0]} % (FedAvg) and {way['digits'][1]} % (FedProto)",
+            f"{way['synthetic'][0]} and {way['synthetic'][1]} % on synthetic data",
+            "({:.1f} to {:.1f} on digits)".format(*flipped["scaffold"]),
+            f"FedDyn loses {flipped['feddyn'][0] - flipped['feddyn'][1]:.1f} points",
+        ],
+        "docs/explanation/threat-model.md": [
+            f"{mean_of(digits, 5)} on digits (`demo`), {mean_of(synthetic, 5)} on synthetic data",
+            f"it is {mean_of(digits, 4)}, {mean_of(synthetic, 4)}, and up to {against:.1f} where",
+        ],
+    }
+
+
+def studies_in_words() -> dict[str, list[str]]:
+    """The page on what wins, and the appendices on levels and on heads."""
+    served = pages.published("serve/cifar10/serve-averages").set_index(["method", "average"])
+    plain = served.xs("average=none", level="average")["validation_score"]
+    best = served["validation_score"].groupby("method").max()
+    grid = pages.published("serve/cifar10/serve-grid")
+    chosen = grid[grid["chosen"]].set_index("method")["validation_score"]
+    others = chosen.drop("Steady")
+    assert others.idxmax() == "FedACG" == best.drop("Steady").idxmax()
+    assert plain.drop("Steady").to_dict() == others.to_dict()
+    pairs = pages.published("guidance/guidance-pairs")
+    pairs = pairs[(pairs["minus"] == "ProtoHead") & (pairs["pairs"] == 5)]
+    over_rounds = pairs[pairs["quantity"] == "mean over rounds"]
+    assert (over_rounds["difference"] < 0).all()
+    assert over_rounds["corrected_p"].max() < 0.002
+    fading = pages.published("guidance/guidance-forgetting").set_index(["method", "holders"])
+    lost = fading.loc["Fairness + toleration", 0]
+    celeba = pages.published("guidance/guidance-celeba").set_index("method")["score"]
+    harmed = celeba.drop("Fairness + toleration")
+    attention = pages.published("sources/attention").set_index("method")["std"]
+    spread = {name: attention[name].agg(["min", "max"]) for name in ("FedProto", "FedAvg")}
+    heads = measured("heads")
+    return {
+        pages.WINS: [
+            f"ahead of FedAvg by {chosen['Steady'] - chosen['FedAvg']:.1f} points",
+            f"FedACG, by {chosen['Steady'] - others.max():.1f}",
+            f"the lead on FedACG is {best['Steady'] - best['FedACG']:.1f}",
+            "(corrected p < 0.002)",
+            f"loses {-lost['change']:.1f} ± {lost['std_error']:.1f} points in that round",
+            f"Equal weights reach {celeba['Fairness + toleration']:.1f} %",
+            f"{harmed.min():.1f} to {harmed.max():.1f} %",
+        ],
+        pages.APPENDIX: [
+            "a standard deviation of {:.3f} to {:.3f}".format(*spread["FedProto"]),
+            "With FedAvg it is {:.2f} to {:.2f}".format(*spread["FedAvg"]),
+        ],
+        "docs/appendix/field.md": [
+            f"keeps {heads['directions'][1]} of {heads['directions'][0]:,} directions",
+            f"scores {heads['accuracy']['pseudo-inverse in float32']:.1f},"
+            f" where the exact solution scores {heads['accuracy']['exact'] + 1e-9:.1f}",
+        ],
+    }
