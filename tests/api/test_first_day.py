@@ -189,8 +189,37 @@ def test_what_cannot_be_extended_is_refused(tmp_path):
         fedproto.extend(out, 2)
     with pytest.raises(StoreError, match="neither a run nor a sweep"):
         fedproto.extend(tmp_path, 2)
-    with pytest.raises(StoreError, match=r"resume .* --rounds 3"):
-        fedproto.run(federation, "mlp", "fedavg", out=out, **keywords | {"rounds": 3})
+
+
+def test_more_rounds_are_asked_for_where_the_data_is(tmp_path, capsys):
+    data = Federation.from_clients([(np.random.rand(9, 4), np.arange(9) % 3)] * 3)
+    keywords = {"cohort": 2, "epochs": 1}
+    run, sweep = tmp_path / "run", tmp_path / "sweep"
+    fedproto.run(data, "mlp", "fedavg", rounds=1, out=run, **keywords)
+    fedproto.sweep(data, "mlp", ["fedavg"], rounds=1, out=sweep, **keywords)
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*.json")}
+    for folder in (run, sweep):
+        assert main(["resume", str(folder), "--rounds=3"]) == 2
+        assert "started from Python with own data" in capsys.readouterr().err
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*.json")} == before
+    with pytest.raises(StoreError, match=r"or call fedproto\.extend\('.*run', 3\) before$"):
+        fedproto.run(data, "mlp", "fedavg", rounds=3, out=run, **keywords)
+    with pytest.raises(StoreError, match=r"or call fedproto\.extend\('.*sweep', 3\) before$"):
+        fedproto.sweep(data, "mlp", ["fedavg"], rounds=3, out=sweep, **keywords)
+    fedproto.extend(sweep, 3)
+    (grown,) = fedproto.sweep(data, "mlp", ["fedavg"], rounds=3, out=sweep, **keywords)
+    assert len(grown.records) == 3
+
+
+def test_more_rounds_of_named_data_are_a_command(swept, tmp_path, capsys):
+    shutil.copytree(swept / "both", tmp_path / "both")
+    command = ["sweep", "quickstart", *TINY, "--set=sweep.seed=[0, 3]", "--reuse"]
+    for rounds, remedy in ((3, "or continue it with 'fedproto resume {} --rounds 3'"), (1, "")):
+        more = [f"--out={tmp_path / 'both'}", f"--set=schedule.rounds={rounds}"]
+        assert main([*command, *more]) == 2
+        assert capsys.readouterr().err.endswith(
+            f"directory, {remedy.format(tmp_path / 'both')}\n" if remedy else "directory\n"
+        )
 
 
 def test_a_broken_picture_is_named():

@@ -25,9 +25,9 @@ from fedproto.data import DataSource, Federation
 from fedproto.disk.files import explained, write_output
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.rounds import Run, load_federations, runs_from, train
-from fedproto.rounds.run import demand_of
+from fedproto.rounds.run import demand_of, named_data
 from fedproto.store import RunStore, open_or_create
-from fedproto.store.sweeps import create_sweep, extend, open_runs
+from fedproto.store.sweeps import create_sweep, extend, open_runs, run_directories
 from fedproto.store.tensorboard import TensorBoard, check_installed
 from fedproto.types import num_bytes
 
@@ -111,6 +111,8 @@ def resume(
     if tensorboard:
         check_installed()
     if rounds is not None:
+        for path in run_directories(directory):
+            named_data(RunStore.open(path).config)  # before anything is changed
         extend(directory, rounds)
     stores = open_runs(directory)
     federations = load(store.config for store in stores if not store.finished)

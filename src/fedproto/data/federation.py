@@ -199,9 +199,10 @@ class Federation:
         }
 
     def __repr__(self) -> str:
+        kept = f", {len(self.validation):,} for validation" if len(self.validation) else ""
         return (
             f"Federation({self.name}: {len(self.clients):,} clients with"
-            f" {int(self.train_sizes.sum()):,} samples for training and"
+            f" {int(self.train_sizes.sum()):,} samples for training{kept} and"
             f" {len(self.test_indices):,} for the test, {self.num_classes} classes, inputs"
             f" {self.input_shape}, {self.task})"
         )

@@ -250,22 +250,28 @@ def model_for(config: RunConfig, federation: Federation) -> nn.Module:
     return build_model(config.model, federation.input_shape, federation.num_classes, config.seed)
 
 
+def named_data(config: RunConfig) -> DataSource:
+    """A run's data set; a run whose data or model only a program has is refused."""
+    if config.data is None or config.model is None:
+        raise ConfigError(
+            "the run has no [data] or no [model]; if it was started from Python with own data or an"
+            " own module, continue it there: fedproto.run(..., out=...)"
+        )
+    return config.data
+
+
 def load_federations(configs: Iterable[RunConfig]) -> dict[DataSource, Federation]:
     """Loads the data of some runs and checks that all of them can run on it."""
     federations: dict[DataSource, Federation] = {}
     known: dict[Hashable, tuple[Workload, Setting]] = {}
     for config in configs:
-        if config.data is None or config.model is None:
-            raise ConfigError(
-                "the run has no [data] or no [model]; if it was started from Python with own data"
-                " or an own module, continue it there: fedproto.run(..., out=...)"
-            )
-        if config.data not in federations:
+        data = named_data(config)
+        if data not in federations:
             try:
-                federations[config.data] = config.data.load(data_root())
+                federations[data] = data.load(data_root())
             except MemoryError as error:
                 raise DataError(f"the data does not fit into memory: {error}") from None
-        Run(config, federations[config.data]).check(known)
+        Run(config, federations[data]).check(known)
     return federations
 
 

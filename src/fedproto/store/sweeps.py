@@ -62,9 +62,19 @@ def _check_same(path: Path, configs: Mapping[str, RunConfig]) -> None:
         if was.digest() != now.digest():
             raise StoreError(
                 f"{path} holds a run '{name}' of another configuration (it differs in"
-                f" {', '.join(differences(was, now))}); give the variant another label, or choose"
-                " another directory"
+                f" {', '.join(differences(was, now))}); give the variant another label, choose"
+                f" another directory{_or_more_rounds(path, was, now)}"
             )
+
+
+def _or_more_rounds(path: Path, was: RunConfig, now: RunConfig) -> str:
+    """Another remedy, where a configuration only has more rounds than that of a directory."""
+    rounds = now.schedule.rounds
+    if rounds < was.schedule.rounds or differences(was, now) != ["schedule.rounds"]:
+        return ""
+    if now.data is None or now.model is None:  # only the program that has them can continue
+        return f", or call fedproto.extend('{path}', {rounds}) before"
+    return f", or continue it with 'fedproto resume {path} --rounds {rounds}'"
 
 
 def open_or_create(path: Path, config: RunConfig) -> RunStore:
@@ -77,11 +87,10 @@ def open_or_create(path: Path, config: RunConfig) -> RunStore:
                 raise
     store = RunStore.open(path)
     if config.digest() not in (store.config.digest(), store.config.located().digest()):
-        different = differences(store.config, config)
-        more = f", or 'fedproto resume {path} --rounds {config.schedule.rounds}'"
         raise StoreError(
-            f"{path} holds a run of another configuration (it differs in {', '.join(different)});"
-            f" choose another directory{more if different == ['schedule.rounds'] else ''}"
+            f"{path} holds a run of another configuration (it differs in"
+            f" {', '.join(differences(store.config, config))}); choose another directory"
+            f"{_or_more_rounds(path, store.config, config)}"
         )
     return store
 
