@@ -60,13 +60,13 @@ def show_panels(output: Output, name: str, rows: Sequence[Sequence[Panel]]) -> N
     grid = figure.subplots(len(rows), most, squeeze=False, sharex="col")
     handles: dict[str, Any] = {}
     shown = [label for row in rows for panel in row for label in panel.lines]
-    looks = {label: line_of(label, shown) for label in shown}
+    styles = {label: line_of(label, shown) for label in shown}
     for row, cells in zip(rows, grid, strict=True):
         for axes in cells[len(row) :]:
             axes.set_visible(False)
         for panel, axes in zip(row, cells, strict=False):
             bands = panel.bands()
-            handles |= _draw(axes, panel, bands, looks)
+            handles |= _draw(axes, panel, bands, styles)
             about = {
                 "data_set": panel.case.title,
                 "trained_on": panel.case.stands_in,
@@ -95,12 +95,12 @@ def line_of(label: str, beside: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def _draw(
-    axes: Any, panel: Panel, bands: dict[str, pd.DataFrame], looks: dict[str, dict[str, Any]]
+    axes: Any, panel: Panel, bands: dict[str, pd.DataFrame], styles: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
     """Draws a panel; returns its lines by label."""
     handles: dict[str, Any] = {}
     for label, curve in bands.items():
-        look, mean, std = looks[label], curve["mean"], curve["std"]
+        look, mean, std = styles[label], curve["mean"], curve["std"]
         (handles[label],) = axes.plot(curve["round"], mean, **look)
         if curve["runs"].iloc[0] > 1:
             axes.fill_between(

@@ -69,10 +69,10 @@ def test_windows_locks_keep_a_second_process_out(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "msvcrt", windows)
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setattr(files, "_POSIX", False)
-    with files.Folder(tmp_path).held():
+    with files.Folder(tmp_path).locked():
         in_use = pytest.raises(StoreError, match="in use by another process")
-        with in_use, files.Folder(tmp_path).held():
+        with in_use, files.Folder(tmp_path).locked():
             pass
         (tmp_path / "other").mkdir()
-        with files.Folder(tmp_path / "other").held():
+        with files.Folder(tmp_path / "other").locked():
             pass

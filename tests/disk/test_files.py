@@ -77,7 +77,7 @@ def test_a_lock_is_not_made_through_a_link(tmp_path):
     with (
         pytest.raises(StoreError),
         explained(tmp_path),
-        Folder(tmp_path / "run").held(),
+        Folder(tmp_path / "run").locked(),
     ):
         pass
     assert not (tmp_path / "made").exists()
@@ -128,7 +128,7 @@ def test_a_directory_that_is_held_is_missed(tmp_path, change):
     run = tmp_path / "run"
     run.mkdir()
     folder = Folder(run)
-    with folder.held():
+    with folder.locked():
         folder.write("file", b"one")
         change(run)
         before = sorted(tmp_path.rglob("*"))
@@ -138,12 +138,12 @@ def test_a_directory_that_is_held_is_missed(tmp_path, change):
         assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_what_is_written_goes_to_the_directory_that_is_held(tmp_path, monkeypatch):
+def test_what_is_written_goes_to_the_locked_directory(tmp_path, monkeypatch):
     """Even if it is replaced between the look at it and the write."""
     run = tmp_path / "run"
     run.mkdir()
     folder = Folder(run)
-    with folder.held():
+    with folder.locked():
         monkeypatch.setattr(folder, "check_in_place", lambda: None)
         replaced(run)
         folder.write("below/file", b"two")

@@ -45,13 +45,13 @@ def check(paths: Directories) -> None:
     if not runs and not sweeps:
         raise StoreError(f"{paths[0]} holds no run: no run.json in it or below")
     broken = 0
-    for verdict in (*map(check_sweep, sweeps), *map(check_run, runs)):
-        state = "damaged" if verdict.faults else "OK"
-        echo(f"{verdict.path}: {state} ({verdict.found})")
-        for fault in verdict.faults:
+    for result in (*map(check_sweep, sweeps), *map(check_run, runs)):
+        state = "damaged" if result.faults else "OK"
+        echo(f"{result.path}: {state} ({result.found})")
+        for fault in result.faults:
             echo(f"  {fault}")
-        if verdict.faults:
-            echo(f"  recoverable: {verdict.remedy}")
+        if result.faults:
+            echo(f"  recoverable: {result.remedy}")
             broken += 1
     if broken:
         raise typer.Exit(1)

@@ -1,8 +1,8 @@
-"""Atomic writes that follow no symbolic link; directories held and locked.
+"""Atomic writes that follow no symbolic link; directories opened and locked.
 
 A run directory may come from a stranger, and may be moved or replaced while a run writes to it. So
 every write goes through a `Folder`: it opens the directory, walks to the file without following
-links, and while it is held it writes to the directory that was opened, wherever its path leads now.
+links, and while it is locked writes to the directory that was opened, wherever its path leads now.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._held: tuple[int, int] | None = None  # the directory and its lock
+        self._locked: tuple[int, int] | None = None  # the directory and its lock
 
     def write(self, name: str, content: bytes) -> None:
         """Creates or replaces a file in one step, even if the machine stops; makes its folder."""
@@ -103,15 +103,15 @@ class Folder:
 
     @contextlib.contextmanager
     def made(self) -> Iterator[None]:
-        """Makes the directory and holds it, also if another process makes it at this moment."""
+        """Makes the directory and locks it, also if another process makes it at this moment."""
         with explained(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            with self.held(patience=5.0):
+            with self.locked(patience=5.0):
                 yield
 
     @contextlib.contextmanager
-    def held(self, patience: float = 0.0) -> Iterator[None]:
-        """Holds the directory and keeps other processes out; released even by a kill.
+    def locked(self, patience: float = 0.0) -> Iterator[None]:
+        """Locks the directory against other processes; released even by a kill.
 
         Waits `patience` seconds for another process that uses it. From now on a write raises a
         `StoreError` if the path leads to another directory, or the lock was removed.
@@ -123,16 +123,16 @@ class Folder:
                     stack.callback(os.close, directory)
                 lock = stack.enter_context(locked(self.path / LOCK_FILE, patience, directory))
             if directory is not None:
-                self._held = directory, lock
-                stack.callback(setattr, self, "_held", None)
+                self._locked = directory, lock
+                stack.callback(setattr, self, "_locked", None)
             self.check_in_place()
             yield
 
     def check_in_place(self) -> None:
-        """Raises a `StoreError` if the directory that is held was moved, deleted or replaced."""
-        if self._held is None:
+        """Raises a `StoreError` if the locked directory was moved, deleted or replaced."""
+        if self._locked is None:
             return
-        directory, lock = self._held
+        directory, lock = self._locked
         try:
             named = os.stat(LOCK_FILE, dir_fd=directory, follow_symlinks=False)
             same = os.path.samestat(self.path.stat(), os.fstat(directory)) and os.path.samestat(
@@ -159,7 +159,7 @@ class Folder:
             return
         self.check_in_place()
         where = self.path
-        at = os.dup(self._held[0]) if self._held else os.open(where, _DIRECTORY)
+        at = os.dup(self._locked[0]) if self._locked else os.open(where, _DIRECTORY)
         try:
             for folder in folders:
                 where = where / folder

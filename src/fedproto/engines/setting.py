@@ -254,11 +254,11 @@ def load_state(model: nn.Module, state: ServerState) -> None:
 
     They are copied all at once: hundreds of small copies would keep the host of a GPU busy.
     """
-    given, held = {**state.params, **state.buffers}, model.state_dict()
+    given, own = {**state.params, **state.buffers}, model.state_dict()
     named = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
-    missing = (named & held.keys()) - given.keys() - statistics_names(model)
+    missing = (named & own.keys()) - given.keys() - statistics_names(model)
     wrong = [
-        *(name for name in given if name not in held or given[name].shape != held[name].shape),
+        *(name for name in given if name not in own or given[name].shape != own[name].shape),
         *missing,
     ]
     if wrong:
@@ -266,4 +266,4 @@ def load_state(model: nn.Module, state: ServerState) -> None:
     for floating in (True, False):  # tensors of one type are copied together
         names = [name for name, one in given.items() if one.is_floating_point() == floating]
         if names:
-            torch._foreach_copy_([held[name] for name in names], [given[name] for name in names])
+            torch._foreach_copy_([own[name] for name in names], [given[name] for name in names])

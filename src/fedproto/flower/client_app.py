@@ -170,12 +170,12 @@ def data_here(config: RunConfig, context: Context) -> tuple[int, Federation]:
             " set partition-id or local-client in --node-config"
         )
     nothing = np.empty(0, dtype=np.int64)
-    held = federation.validation_of(local)
+    validation = federation.validation_of(local)
     return client, replace(
         federation,
         clients=(*([Client(nothing, nothing)] * client), federation.clients[local]),
-        validation=held,
-        validation_owner=np.full(len(held), client),
+        validation=validation,
+        validation_owner=np.full(len(validation), client),
     )
 
 

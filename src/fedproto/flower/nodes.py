@@ -360,7 +360,7 @@ def federation_of(config: RunConfig, hellos: list[Hello]) -> Federation:
     task_named(first.task)
     sizes = np.array([[one.num_train, one.num_test, one.num_validation] for one in hellos])
     parts = np.split(np.arange(sizes.sum()), sizes.cumsum()[:-1])  # three of every client
-    held = parts[2::3]
+    validation = parts[2::3]
     return Federation(
         name=str(getattr(config.data, "folder", "") or "data of the clients"),
         samples=RemoteSamples(int(sizes.sum())),
@@ -368,7 +368,7 @@ def federation_of(config: RunConfig, hellos: list[Hello]) -> Federation:
         num_classes=first.num_classes,
         input_shape=first.input_shape,
         task=first.task,
-        validation=np.concatenate(held),
-        validation_owner=np.repeat(np.arange(len(held)), sizes[:, 2]),
+        validation=np.concatenate(validation),
+        validation_owner=np.repeat(np.arange(len(validation)), sizes[:, 2]),
         class_names=first.class_names,
     )

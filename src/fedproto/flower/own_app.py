@@ -60,7 +60,7 @@ T = TypeVar("T")
 Batches = Iterable[tuple[Tensor, Tensor]]
 
 
-class Part:
+class Key:
     """Names in messages; the first three are Flower's own."""
 
     ARRAYS, METRICS, NUM_EXAMPLES = "arrays", "metrics", "num-examples"
@@ -127,12 +127,12 @@ class FedProtoStrategy(FedAvg):
                 memory=initial_tensors(self.method.server_memory(self._setting)),
             )
         sent = self.method.broadcast(self._state, self._setting)
-        parts = {Part.BROADCAST: write_tensors(sent)} if sent else {}
+        parts = {Key.BROADCAST: write_tensors(sent)} if sent else {}
         for message in messages:
             last_round = self._last_round.get(message.metadata.dst_node_id, 0)
-            own = {Part.LAST_ROUND: last_round, Part.NUM_CLIENTS: self._setting.num_clients}
+            own = {Key.LAST_ROUND: last_round, Key.NUM_CLIENTS: self._setting.num_clients}
             about = ConfigRecord({**config, **own})
-            message.content = RecordDict({Part.ARRAYS: arrays, Part.CONFIG: about, **parts})
+            message.content = RecordDict({Key.ARRAYS: arrays, Key.CONFIG: about, **parts})
         return messages
 
     def aggregate_train(
@@ -180,25 +180,25 @@ class FedProtoStrategy(FedAvg):
                 LOG.warning("round %d, node %d: %s", server_round, _node(reply), error)
         if not usable:
             return None
-        claims = np.array([int(scores[Part.NUM_EXAMPLES]) for scores in usable])
+        claims = np.array([int(scores[Key.NUM_EXAMPLES]) for scores in usable])
         believed = believed_sizes(claims, self.method.aggregate.max_claim, TESTED).tolist()
         records = [
-            RecordDict({Part.METRICS: MetricRecord({**scores, Part.NUM_EXAMPLES: number})})
+            RecordDict({Key.METRICS: MetricRecord({**scores, Key.NUM_EXAMPLES: number})})
             for scores, number in zip(usable, believed, strict=True)
         ]
-        return self.evaluate_metrics_aggr_fn(records, Part.NUM_EXAMPLES)
+        return self.evaluate_metrics_aggr_fn(records, Key.NUM_EXAMPLES)
 
     def _read(self, reply: Message, state: ServerState) -> tuple[LocalJob, ClientUpdate]:
         """A node's update, checked as far as its own claims about itself go."""
         scores, content = _scores(reply), reply.content
-        work = content.get(Part.WORK)
+        work = content.get(Key.WORK)
         found = work if isinstance(work, MetricRecord) else {}
         steps, lr = found.get("steps", 1), found.get("lr", 1.0)
         if not (isinstance(steps, int) and 0 <= steps <= MOST_STEPS):
             raise UnreadableError("it claims an implausible number of steps")
         if not (isinstance(lr, float) and 0 < lr < math.inf):
             raise UnreadableError("it claims an implausible learning rate")
-        number = int(scores[Part.NUM_EXAMPLES])
+        number = int(scores[Key.NUM_EXAMPLES])
         job = _job(self.method, state, _node(reply), number, steps, lr)
         params, buffers = _read_model(content, sent_back(job, self._setting), state.buffers)
         declared = self.method.payload(self._setting, number)
@@ -211,13 +211,13 @@ class FedProtoStrategy(FedAvg):
             epochs_done=0,
             steps=steps,
             lr=lr,
-            payload=read_tensors(content, Part.PAYLOAD, like(declared)),
+            payload=read_tensors(content, Key.PAYLOAD, like(declared)),
         )
         return job, update
 
     def _state_of(self, arrays: ArrayRecord) -> ServerState:
         """The ServerApp's initial arrays as parameters and buffers of the model."""
-        content = RecordDict({Part.ARRAYS: arrays})
+        content = RecordDict({Key.ARRAYS: arrays})
         try:
             model = _read_model(content, self._setting.params, self._setting.buffers)
         except UnreadableError as error:
@@ -235,7 +235,7 @@ def _job(
 
 def _read_model(content: RecordDict, params: Tensors, buffers: Tensors) -> tuple[Tensors, Tensors]:
     """Parameters and buffers like others, which Flower sends as one record."""
-    found = read_tensors(content, Part.ARRAYS, {**params, **buffers})
+    found = read_tensors(content, Key.ARRAYS, {**params, **buffers})
     return {name: found[name] for name in params}, {name: found[name] for name in buffers}
 
 
@@ -247,10 +247,10 @@ def _scores(reply: Message) -> dict[str, float]:
     """A node's metrics with its number of samples."""
     if reply.has_error():
         raise UnreadableError(f"error {reply.error.code}: {reply.error.reason or ''}")
-    record = reply.content.get(Part.METRICS)
+    record = reply.content.get(Key.METRICS)
     found = record.items() if isinstance(record, MetricRecord) else ()
     scores = {name: value for name, value in found if isinstance(value, (int, float))}
-    number = scores.get(Part.NUM_EXAMPLES)
+    number = scores.get(Key.NUM_EXAMPLES)
     usable = isinstance(number, int) and 0 < number <= MOST_EXAMPLES
     if not usable or not all(map(math.isfinite, scores.values())):
         raise UnreadableError("it sends no usable metrics with num-examples")
@@ -389,10 +389,10 @@ def train_locally(
             the server runs another strategy.
     """
     method = defended_method(method)
-    about = message.content[Part.CONFIG]
+    about = message.content[Key.CONFIG]
     assert isinstance(about, ConfigRecord)  # noqa: S101 - the strategy sends one
     round_, last_round, num_clients = (
-        int(str(about[name])) for name in (Part.ROUND, Part.LAST_ROUND, Part.NUM_CLIENTS)
+        int(str(about[name])) for name in (Key.ROUND, Key.LAST_ROUND, Key.NUM_CLIENTS)
     )
     engine = OwnTraining(model, batches, num_classes, num_clients, train)
     received = ServerState(round_, *read_state(model))
@@ -411,15 +411,15 @@ def train_locally(
     if update.memory:
         context.state[f"{MEMORY}{round_}"] = write_tensors(update.memory)
     return engine.results[0], {
-        Part.ARRAYS: write_tensors({**update.params, **update.buffers}),
-        Part.PAYLOAD: write_tensors(update.payload),
-        Part.WORK: MetricRecord({"steps": steps, "lr": lr}),
+        Key.ARRAYS: write_tensors({**update.params, **update.buffers}),
+        Key.PAYLOAD: write_tensors(update.payload),
+        Key.WORK: MetricRecord({"steps": steps, "lr": lr}),
     }
 
 
 def _broadcast(content: RecordDict, sent: Declarations) -> Tensors:
-    if Part.BROADCAST in content:
-        return read_tensors(content, Part.BROADCAST, like(sent))
+    if Key.BROADCAST in content:
+        return read_tensors(content, Key.BROADCAST, like(sent))
     if any(one.initial is not None for one in sent.values()):
         raise TrainingError("the server sends no 'broadcast'; does it run another strategy?")
     return {}

@@ -105,12 +105,12 @@ def merge_by_rule(
         return list(updates)
     merged = list(updates)
     for names in _statistics(declared):
-        held = _Statistics.of(merged, names)
-        clients, classes = held.count.nonzero(as_tuple=True)
-        held.mean[clients, classes] = _class_centres(held.mean[clients, classes], classes)
-        if held.scatter is not None:
-            held.scatter[:] = _positive(median(held.scatter, equal_shares(len(updates))))
-        merged = held.into(merged)
+        known = _Statistics.of(merged, names)
+        clients, classes = known.count.nonzero(as_tuple=True)
+        known.mean[clients, classes] = _class_centres(known.mean[clients, classes], classes)
+        if known.scatter is not None:
+            known.scatter[:] = _positive(median(known.scatter, equal_shares(len(updates))))
+        merged = known.into(merged)
     return merged
 
 
@@ -178,17 +178,17 @@ def _bound_statistics(
 ) -> list[ClientUpdate]:
     """Counts, class means and scatter of every client, bounded by those of the others."""
     reported = _Statistics.of(updates, names)
-    held = replace(reported, count=_bound_counts(options, reported.count))
-    _bound_means(held)
-    if held.scatter is not None:
-        scatter_kdd = torch.stack([_positive(one) for one in held.scatter])
+    known = replace(reported, count=_bound_counts(options, reported.count))
+    _bound_means(known)
+    if known.scatter is not None:
+        scatter_kdd = torch.stack([_positive(one) for one in known.scatter])
         trace_k = scatter_kdd.diagonal(dim1=1, dim2=2).sum(dim=1)
-        largest = FARTHEST * trace_k[held.count.sum(dim=1) > 0].median()
+        largest = FARTHEST * trace_k[known.count.sum(dim=1) > 0].median()
         factor_k = (largest / trace_k.clamp(min=1e-300)).clamp(max=1)
-        held.scatter = scatter_kdd * factor_k.view(-1, 1, 1)
+        known.scatter = scatter_kdd * factor_k.view(-1, 1, 1)
     # Honest statistics keep their bits.
-    pairs = zip(held.tensors(), reported.tensors(), strict=True)
-    return list(updates) if all(torch.equal(*pair) for pair in pairs) else held.into(updates)
+    pairs = zip(known.tensors(), reported.tensors(), strict=True)
+    return list(updates) if all(torch.equal(*pair) for pair in pairs) else known.into(updates)
 
 
 def _bound_counts(options: AggregateOptions, count_kc: Tensor) -> Tensor:
@@ -205,32 +205,32 @@ def _bound_counts(options: AggregateOptions, count_kc: Tensor) -> Tensor:
     return torch.where(count_kc > 0, (count_kc + 1e-6).floor().clamp(min=1), 0)
 
 
-def _bound_means(held: _Statistics) -> None:
+def _bound_means(known: _Statistics) -> None:
     """Clips class means towards the centre of the cohort, then of their class."""
-    clients, classes = held.count.nonzero(as_tuple=True)
+    clients, classes = known.count.nonzero(as_tuple=True)
     if not len(clients):
         return
-    mean_hd, vote_h = _near_cohort(held, clients, classes)
-    shared_h = (held.count > 0).sum(dim=0)[classes] >= FEWEST
+    mean_hd, vote_h = _near_cohort(known, clients, classes)
+    shared_h = (known.count > 0).sum(dim=0)[classes] >= FEWEST
     if bool(shared_h.any()):
         centre_hd = _class_centres(mean_hd, classes)[shared_h]
         mean_hd[shared_h], _ = _clip_about(mean_hd[shared_h], centre_hd, vote_h[shared_h])
-    held.mean = held.mean.clone()
-    held.mean[clients, classes] = mean_hd
+    known.mean = known.mean.clone()
+    known.mean[clients, classes] = mean_hd
 
 
-def _odd(held: _Statistics) -> Tensor:
+def _odd(known: _Statistics) -> Tensor:
     """Clients with implausible means in most classes that others hold as well, ``[K]``.
 
     Of two that contradict each other in a class with no third holder, the one that contradicts
     others in more of its classes is not believed; neither where that is level.
     """
-    holds_kc = held.count > 0
+    holds_kc = known.count > 0
     clients, classes = holds_kc.nonzero(as_tuple=True)
     shared_h = holds_kc.sum(dim=0)[classes] >= 2
     if not bool(shared_h.any()):
         return torch.zeros(len(holds_kc), dtype=torch.bool)
-    mean_hd, vote_h = _near_cohort(held, clients, classes)
+    mean_hd, vote_h = _near_cohort(known, clients, classes)
     centre_hd = _class_centres(mean_hd, classes)
     _, excess_h = _clip_about(mean_hd[shared_h], centre_hd[shared_h], vote_h[shared_h])
     odd_kc = torch.zeros_like(holds_kc)
@@ -244,10 +244,10 @@ def _odd(held: _Statistics) -> Tensor:
     return odd_kc.sum(dim=1) > judged_k / 2
 
 
-def _near_cohort(held: _Statistics, clients: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+def _near_cohort(known: _Statistics, clients: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     """Class means clipped towards the centre of all, and their votes: one per client."""
-    mean_hd = held.mean[clients, classes]
-    vote_h = 1 / (held.count > 0).sum(dim=1)[clients].double()
+    mean_hd = known.mean[clients, classes]
+    vote_h = 1 / (known.count > 0).sum(dim=1)[clients].double()
     centre_d = median(mean_hd, vote_h / vote_h.sum())
     return _clip_about(mean_hd, centre_d.expand_as(mean_hd), vote_h)[0], vote_h
 

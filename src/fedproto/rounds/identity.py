@@ -46,14 +46,14 @@ def data_identity(federation: Federation) -> dict[str, str]:
     if not isinstance(samples, TensorSamples | MappedSamples):
         return found  # the clients have them, in a real federation
     found["samples"] = _digest(_content(samples))
-    held = (
+    shares = (
         federation.train_sizes,
         federation.train_indices(POOLED),
         federation.test_sizes,
         federation.test_indices,
         federation.validation,
     )
-    found["partition"] = _digest(part.astype(np.int64).tobytes() for part in held)
+    found["partition"] = _digest(part.astype(np.int64).tobytes() for part in shares)
     return found
 
 

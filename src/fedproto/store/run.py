@@ -86,7 +86,7 @@ class RunStore:
     def create(path: Path, config: RunConfig) -> RunStore:
         """Starts a new run directory."""
         folder = Folder(path)
-        # Held before looking: of two processes that start here at once, one finds a run.
+        # Locked before looking: of two processes that start here at once, one finds a run.
         with folder.made():
             if is_run(path):
                 raise StoreError(
@@ -214,8 +214,8 @@ class RunStore:
         return kept
 
     def locked(self, patience: float = 0.0) -> contextlib.AbstractContextManager[None]:
-        """Holds the directory: see `fedproto.disk.files.Folder.held`."""
-        return self.folder.held(patience)
+        """Locks the directory: see `fedproto.disk.files.Folder.locked`."""
+        return self.folder.locked(patience)
 
     def newest_round(self) -> int | None:
         """The round of the newest checkpoint; None when there is none."""

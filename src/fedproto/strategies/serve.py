@@ -452,13 +452,13 @@ def temperature(weight_cd: Tensor, bias_c: Tensor, count_c: Tensor, sum_cd: Tens
     means the logit of the class exceeds the next by ``ln √(1 + n)`` at most, in the mean over the
     vectors. A common factor changes no prediction.
     """
-    held = count_c > 0
-    mean_hd = sum_cd[held] / count_c[held].unsqueeze(1)
+    seen_c = count_c > 0
+    mean_hd = sum_cd[seen_c] / count_c[seen_c].unsqueeze(1)
     logit_hc = mean_hd @ weight_cd.to(mean_hd).t() + bias_c.to(mean_hd)
-    place_h1 = held.nonzero()
+    place_h1 = seen_c.nonzero()
     next_h = logit_hc.scatter(1, place_h1, -torch.inf).amax(dim=1)
     ahead_h = logit_hc.gather(1, place_h1).squeeze(1) - next_h
-    ahead = (ahead_h * count_c[held]).sum() / count_c.sum()
+    ahead = (ahead_h * count_c[seen_c]).sum() / count_c.sum()
     most = count_c.sum().log1p() / 2
     return torch.where((ahead > most) & ahead.isfinite(), most / ahead, torch.ones_like(ahead))
 
