@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from torch import nn
 
-from fedproto import FedAvg, FedProx
+import fedproto
+from fedproto import FedAvg, Federation, FedProx
 from fedproto.data.synthetic import Synthetic
 from fedproto.errors import ConfigError
 from fedproto.report.arrangement import Arrangement, arrange
 from fedproto.report.figures import FigureFormat, FigureWidth, save_figures
-from fedproto.report.results import StoredRun, comparable
+from fedproto.report.results import StoredRun, comparable, find_runs
 from fedproto.report.style import line_styles
 from fedproto.report.summary import summarize
 from fedproto.strategies.fedavg import Centralized
@@ -342,3 +345,42 @@ def test_figures_are_as_wide_as_a_column(tmp_path):
         path, *_ = save_figures(found, "accuracy", tmp_path, FigureFormat.svg, width)
         root = ElementTree.fromstring(path.read_bytes())
         assert root.get("width") == f"{points:g}pt"
+
+
+def test_equal_options_on_different_data_or_models_are_different_conditions(monkeypatch):
+    """A folder of images changes, and arrays or modules of a program have no options at all."""
+
+    def compared(prints, data=None):
+        runs = [
+            on(data, stored([0.1], strategy=FedProx() if place % 2 else None, seed=place // 2))
+            for place in range(len(prints))
+        ]
+        known = dict(zip((id(run.config) for run in runs), prints, strict=True))
+        monkeypatch.setattr(StoredRun, "fingerprint", lambda run: known[id(run.config)])
+        return arrange(runs)
+
+    for data in (None, Synthetic()):
+        row, other = summarize(compared(["a"] * 4, data), "accuracy")
+        assert (row.condition, other.against.difference.pairs) == ("", 2)
+        found = compared(["a", "b"] * 2, data)
+        assert [one.title for one in found.conditions] == ["fingerprint a", "fingerprint b"]
+        assert [row.against for row in summarize(found, "accuracy")] == [None, None]
+        assert len(compared(["a", "a", "b", "b"], data).conditions) == 1, "data may follow seeds"
+        assert len(compared(["a", "", "a", ""], data).conditions) == 1, "of older runs none is kept"
+
+
+@pytest.mark.parametrize("what", ["data", "model"])
+def test_what_a_program_brought_has_a_fingerprint(what, tmp_path):
+    """Arrays with other numbers, and modules with other layers, have no options to differ in."""
+    prints = []
+    for place in (0, 1):
+        rng = np.random.RandomState(place if what == "data" else 0)
+        shares = [(rng.randn(9, 5), np.arange(9) % 3) for _ in range(2)]
+        width = 4 + place if what == "model" else 4
+        net = nn.Sequential(nn.Linear(5, width), nn.Linear(width, 3))
+        options = {"rounds": 1, "cohort": 2, "epochs": 1, "out": tmp_path / str(place)}
+        fedproto.run(Federation.from_clients(shares), net, "fedavg", **options)
+        (run,) = find_runs([tmp_path / str(place)])
+        prints.append(run.fingerprint())
+    assert prints[0] != prints[1]
+    assert {len(one) for one in prints} == {12}

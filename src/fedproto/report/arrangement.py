@@ -130,7 +130,7 @@ def arrange(runs: Iterable[StoredRun]) -> Arrangement:
     Runs on the same data are cut to the rounds they share, see `comparable`.
     """
     found = comparable(runs)
-    flats = [_telling_options(run) for run in found]
+    flats = _told_apart(found, [_telling_options(run) for run in found])
     pooled = [run.config.strategy.pooled for run in found]
     own = _methods_own(found, flats)
     identities = [_identity(flat, own) for flat in flats]
@@ -204,6 +204,22 @@ def _telling_options(run: StoredRun) -> Options:
     }
 
 
+def _told_apart(runs: Sequence[StoredRun], flats: Sequence[Options]) -> list[Options]:
+    """The options, with a fingerprint where equal ones stand for different data or models."""
+    prints = [run.fingerprint() for run in runs]
+    keys = [
+        frozenset(one for one in flat.items() if one[0].startswith(("data.", "model.")))
+        for flat in flats
+    ]
+    known: dict[Any, set[str]] = defaultdict(set)
+    for key, text in zip(keys, prints, strict=True):
+        known[key] |= {text} - {""}
+    return [
+        {**flat, "data.fingerprint": text or "unknown"} if len(known[key]) > 1 else flat
+        for flat, key, text in zip(flats, keys, prints, strict=True)
+    ]
+
+
 def _identity(flat: Options, own: set[str]) -> Identity:
     """The options of a run's condition."""
     return tuple(
@@ -226,13 +242,13 @@ def _beside(key: Identity, federated: set[Identity]) -> tuple[Identity, ...]:
 def _methods_own(runs: Sequence[StoredRun], flats: Sequence[Options]) -> set[str]:
     """Options of training that each method has one value of: they were chosen for the method.
 
-    And seeds inside other sections that follow the run's seed, which are repetitions too.
+    And seeds and data that follow the run's seed, which are repetitions too.
     """
     values: dict[str, dict[tuple[str, str], set[str]]] = defaultdict(lambda: defaultdict(set))
     for run, flat in zip(runs, flats, strict=True):
         family = flat.get(FAMILY, "")
         for option, value in flat.items():
-            if option.endswith(".seed"):
+            if option.endswith((".seed", ".fingerprint")):
                 values[option][family, flat["seed"]].add(value)
             elif option.startswith(("train.", "augment.")) and not run.config.strategy.pooled:
                 values[option][family, run.config.title.casefold()].add(value)
