@@ -112,6 +112,19 @@ def test_a_wrong_checksum_keeps_nothing(server, tmp_path):
     assert not source.is_present(tmp_path)
 
 
+@pytest.mark.parametrize("md5", [None, ""])
+def test_a_damaged_file_is_fetched_again(server, tmp_path, md5):
+    """As every error about one says; without a checksum its archive shows that it is damaged."""
+    _, url = server
+    source = source_of(url, md5)
+    if md5 == "":
+        source.downloads = (base.Download(url, "THING/raw/file.zip"),)
+    (final,) = fetch(source, tmp_path)
+    final.write_bytes(b"cut short")
+    assert fetch(source, tmp_path) == [final]
+    assert final.read_bytes() == CONTENT
+
+
 def test_without_a_network_the_files_and_their_places_are_named(tmp_path):
     source = source_of("http://127.0.0.1:9/file.bin")
     with pytest.raises(DataError) as caught:

@@ -22,19 +22,22 @@ _TIMEOUT = 30
 
 
 def fetch(source: type[DataSource], root: Path, callback: Callback | None = None) -> list[Path]:
-    """Downloads the missing official files of a data set.
+    """Downloads the official files of a data set that are missing or damaged.
 
     An interrupted download is kept under a name ending in ``.partial`` and continues from
     there the next time. The final name appears only when the checksum is right.
     """
     if not source.downloads:
         raise DataError("this data set has no files to download")
-    missing = [each for each in source.downloads if not (root / each.path).exists()]
+    found = check(source, root) if source.is_present(root) else ()
+    bad = {file.path for file in found if not file.good}
+    paths = {root / each.path: each for each in source.downloads}
+    missing = [each for path, each in paths.items() if path in bad or not path.exists()]
     for download in missing:
         try:
             _download(download, root / download.path, callback or Callback())
         except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
-            left = [each for each in missing if not (root / each.path).exists()]
+            left = missing[missing.index(download) :]
             files = "".join(f"\n  {each.url}\n    as {root / each.path}" for each in left)
             reason = getattr(error, "reason", error)
             raise DataError(
