@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 from pathlib import Path
@@ -128,6 +129,19 @@ def test_a_cache_that_cannot_be_written_is_named(source, monkeypatch):
     monkeypatch.setenv("FEDPROTO_CACHE", str(source / "below-a-file"))
     with pytest.raises(DataError, match="FEDPROTO_CACHE"):
         prepared("thing", {"source": source}, {}, Counting())
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system cannot reserve space")
+def test_a_full_disk_is_an_error_before_anything_is_decoded(source, monkeypatch):
+    """Written later, memory of a file for which there is no space ends the whole process."""
+
+    def full(*place):
+        assert place[1:] == (0, 2**16 + 128)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(DataError, match=r"No space left on device; .* FEDPROTO_CACHE"):
+        prepared("thing", {"it": source}, {}, lambda builder: builder.array("a", (2**16,), "u1"))
 
 
 def test_mnist_from_gz_files_from_plain_ones_and_from_an_archive_is_the_same(tmp_path):

@@ -152,7 +152,11 @@ class Builder:
     def array(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """A new array on disk, to be filled."""
         path = self._folder / f"{name}.npy"
-        return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+        array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+        if hasattr(os, "posix_fallocate"):  # writing to a map kills the process on a full disk
+            with path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        return array
 
     def put(self, name: str, values: NDArray[Any]) -> None:
         """Keeps an array as it is."""
