@@ -2,7 +2,7 @@
 
 import copy
 import itertools
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -474,3 +474,38 @@ def test_graph_sizes_waste_little():
     assert sizes[-1] == 120
     assert all(larger <= 1.5 * smaller for smaller, larger in itertools.pairwise(sizes))
     assert len(sizes) < 30
+
+
+@pytest.mark.parametrize("steps", [3, 8, 21, 50])
+def test_graphs_of_several_steps_end_with_the_last_job(monkeypatch, steps):
+    """Jobs of one length make no step after their last, but for those that capture a graph."""
+    made = []
+
+    class Graph:
+        def replay(self):
+            made.extend(self.steps)
+
+    @contextmanager
+    def capture(graph, **_):
+        before = len(made)
+        yield
+        graph.steps = made[before:]
+        del made[before:]
+
+    for name, value in {
+        "CUDAGraph": Graph,
+        "graph": capture,
+        "synchronize": lambda _: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    loop = object.__new__(Lockstep)
+    loop._sizes, loop._pool, loop._device = [4], None, torch.device("cpu")
+    loop._check_kernels, loop._step = lambda _: None, made.append
+    graphs, before = {}, 0
+    for _ in range(3):
+        done = 0
+        while done < steps:
+            done += loop._replay(3, steps - done, graphs)
+        assert (done, len(made) - before) == (steps, steps)
+        before = len(made)
+    assert graphs.keys() <= {(4, 1), (4, 8)}

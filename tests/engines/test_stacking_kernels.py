@@ -227,7 +227,7 @@ def test_training_with_kernels_is_that_of_the_reference(with_kernels, model, sha
     options = {
         "strategies": [FedProx(mu=1.0), FedProto()],
         "federation": small_federation(shape=shape, sizes=(4, 6, 3)),
-        "train": TrainOptions(epochs=1, batch_size=5, lr=0.05),
+        "train": TrainOptions(epochs=1, batch_size=5, lr=0.05, weight_decay=0.1),
         "dtype": "float32",
         "device": DEVICE,
     }

@@ -170,7 +170,7 @@ class Lockstep:
         )
         self._whole = network.whole_step(kind.train.batch_size) if kind.whole else None
         self._sizes = _sizes(self.capacity)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] | None = {} if graphs else None
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] | None = {} if graphs else None
         self._pool = torch.cuda.graph_pool_handle() if graphs else None
         self._checked = False
 
@@ -194,7 +194,7 @@ class Lockstep:
                 self._step(active)
                 done += 1
             else:
-                done += self._replay(active, self._graphs)
+                done += self._replay(active, longest - done, self._graphs)
         return self._loss[: len(members)].clone(), orders.last_samples
 
     def _load(self, packed: Tensors, orders: StackOrders, members: Sequence[Member]) -> None:
@@ -229,21 +229,24 @@ class Lockstep:
             self._graphs.clear()
             self._pool = torch.cuda.graph_pool_handle()
 
-    def _replay(self, active: int, graphs: dict[int, torch.cuda.CUDAGraph]) -> int:
-        """Makes one or several steps; returns how many."""
+    def _replay(
+        self, active: int, left: int, graphs: dict[tuple[int, int], torch.cuda.CUDAGraph]
+    ) -> int:
+        """Makes one or several of the steps that are left; returns how many."""
         size = next(size for size in self._sizes if size >= active)
-        if size in graphs:
-            graphs[size].replay()
-            return STEPS_PER_GRAPH
+        steps = STEPS_PER_GRAPH if left >= STEPS_PER_GRAPH else 1
+        if (size, steps) in graphs:
+            graphs[size, steps].replay()
+            return steps
         self._check_kernels(size)
         # The first step of a size compiles and fills caches, which a capture cannot do.
         self._step(size)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            for _ in range(STEPS_PER_GRAPH):
+            for _ in range(steps):
                 self._step(size)
-        graphs[size] = graph
+        graphs[size, steps] = graph
         return 1
 
     def _check_kernels(self, size: int) -> None:
@@ -333,12 +336,12 @@ class Lockstep:
         self._count.add_(1)
 
     def _descend(self, flat: Tensor, gradients: Mapping[str, Gradient], rate: Tensor) -> None:
-        """Plain gradient descent, inside the products that give the gradients.
+        """Gradient descent without momentum, inside the products that give the gradients.
 
         The samples' weights were multiplied by the learning rate.
         """
         layout, params = self._layout, self._layout.views(flat)
-        self._objectives.descend(flat, rate)
+        self._objectives.descend(flat, rate, self._kind.train.weight_decay, self._fuse)
         small = layout.gather_small({name: computed(gradients[name]) for name in layout.small})
         flat[:, : layout.small_size].sub_(small)
         for name in (name for name in layout.starts if name not in layout.small):

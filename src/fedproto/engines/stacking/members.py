@@ -6,7 +6,7 @@ Shapes: J jobs, B samples of a batch, C classes, D feature channels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch.func import grad, vmap
 
 from fedproto.engines.augment import AugmentOptions
 from fedproto.engines.base import LocalJob
+from fedproto.engines.stacking.formulas import Fuse
 from fedproto.engines.stacking.network import (
     Network,
     RowLayout,
@@ -74,13 +75,14 @@ class StackKind:
 
     @property
     def in_place(self) -> bool:
-        """Whether gradients are subtracted as they are computed."""
-        return self.train.plain and self.term_of is None
+        """Whether gradients are subtracted as they are computed, weight decay's with the terms'."""
+        return replace(self.train, weight_decay=0.0).plain and self.term_of is None
 
     @property
     def whole(self) -> bool:
         """Whether a step can be one kernel: plain descent with at most a proximal term."""
-        return self.in_place and not (self.linear or self.calibrated or self.augment)
+        plain = self.train.plain and self.term_of is None
+        return plain and not (self.linear or self.calibrated or self.augment)
 
 
 class StackObjectives:
@@ -132,14 +134,15 @@ class StackObjectives:
         """Factors and offsets of the leading jobs' logits; empty if there are none."""
         return tuple(one[:size] for one in self._calibration)
 
-    def descend(self, flat: Tensor, rate: Tensor) -> None:
-        """Moves the leading jobs' weights against the gradient of the closed-form terms."""
-        size = len(flat)
-        if self.received is not None:
-            pull = (self.proximal[:size] * rate).unsqueeze(1)
-            flat.lerp_(self.received[:size], pull)
-        if self._linear is not None:
-            flat.addcmul_(self._linear[:size], rate.unsqueeze(1), value=-1)
+    def descend(self, flat: Tensor, rate: Tensor, decay: float, fuse: Fuse) -> None:
+        """Moves the leading jobs' weights against the gradients of weight decay and the terms."""
+        size, rate = len(flat), rate.unsqueeze(1)
+        received = None if self.received is None else self.received[:size]
+        linear = None if self._linear is None else self._linear[:size]
+        if decay or received is not None or linear is not None:
+            shrink = rate * decay if decay else None
+            pull = rate * self.proximal[:size].unsqueeze(1)
+            fuse(descend_by_terms)(flat, rate, shrink, pull, received, linear)
 
     def add_gradient(self, gradient: Tensor, flat: Tensor) -> None:
         """Adds the gradient of the closed-form terms to that of the leading jobs' loss."""
@@ -148,6 +151,24 @@ class StackObjectives:
             gradient.add_(self.proximal[:size].unsqueeze(1) * (flat - self.received[:size]))
         if self._linear is not None:
             gradient.add_(self._linear[:size])
+
+
+def descend_by_terms(
+    w: Tensor,
+    rate: Tensor,
+    shrink: Tensor | None,
+    pull: Tensor,
+    received: Tensor | None,
+    linear: Tensor | None,
+) -> None:
+    """``w −= shrink · w + pull · (w − received) + rate · linear``, in one pass where compiled."""
+    shrunk = None if shrink is None else shrink * w
+    if received is not None:
+        w.lerp_(received, pull)
+    if linear is not None:
+        w.addcmul_(linear, rate, value=-1)
+    if shrunk is not None:
+        w.sub_(shrunk)
 
 
 class StackTerm:
