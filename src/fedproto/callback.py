@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fedproto.errors import ConfigError
+
 if TYPE_CHECKING:
     from fedproto.config import RunConfig
     from fedproto.types import RoundRecord
@@ -39,6 +41,8 @@ class CallbackList(Callback):
     """Several callbacks as one, called in order."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
+        if strange := [one for one in callbacks if not isinstance(one, Callback)]:
+            raise ConfigError(f"callbacks must be instances of fedproto.Callback, not {strange[0]}")
         self._callbacks = callbacks
 
 

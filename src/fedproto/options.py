@@ -23,7 +23,7 @@ import threading
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin
 
@@ -75,6 +75,9 @@ class Options:
             value = _checked(getattr(self, name), hint, name, told.get("limits", {}))
             object.__setattr__(self, name, value)
 
+    def check_given(self, names: Collection[str]) -> None:
+        """Refuses options, of those that were given, that have no effect."""
+
 
 def read_options(cls: type[O], given: Mapping[str, Any], where: str) -> O:
     """Builds options from a table read from outside."""
@@ -83,7 +86,9 @@ def read_options(cls: type[O], given: Mapping[str, Any], where: str) -> O:
         if name not in names:
             raise ConfigError(f"{where}: {unknown_name('option', name, names)}")
     try:
-        return cls(**given)
+        made = cls(**given)
+        made.check_given(given)
+        return made
     except ConfigError as error:
         raise ConfigError(f"{where}.{error}" if where else str(error)) from None
 

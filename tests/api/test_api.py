@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 import fedproto
-from fedproto import FedAvg, Federation, FedProto
+from fedproto import Callback, FedAvg, Federation, FedProto
 from fedproto.cli import main
 from fedproto.config.options import EvaluateOptions
 from fedproto.errors import ConfigError, DataError, StoreError, TrainingError
@@ -30,6 +30,11 @@ def federation(clients: int = 5) -> Federation:
         labels = rng.randint(0, 3, 20)
         data.append((rng.rand(20, 1, 4, 4) + labels[:, None, None, None], labels))
     return Federation.from_clients(data, num_classes=3, class_names=["ant", "bee", "cat"])
+
+
+def frozen() -> nn.Module:
+    made = module()
+    return made.requires_grad_(requires_grad=False)
 
 
 def module() -> nn.Module:
@@ -118,6 +123,14 @@ def test_names_alone_are_enough(tmp_path, caplog):
         ({"data": "digitz"}, ConfigError, "did you mean 'digits'"),
         ({"data": (np.ones((9, 4)), np.ones(9))}, ConfigError, "Federation.from_clients.* tuple$"),
         ({"model": None}, ConfigError, "a torch module, .* not NoneType$"),
+        ({"model": frozen()}, TrainingError, "no parameter with requires_grad = True$"),
+        ({"model": nn.Sequential(module(), nn.Softmax(1))}, TrainingError, "leave out its softmax"),
+        ({"strategy": FedAvg}, ConfigError, r"an instance, such as FedAvg\(\), not a class$"),
+        ({"callbacks": [print]}, ConfigError, "must be instances of fedproto.Callback, not <built"),
+        ({"callbacks": [Callback]}, ConfigError, "must be instances of fedproto.Callback, not <cl"),
+        ({"train": "adam"}, ConfigError, "train is 'adam', not a section of options"),
+        ({"data": {"name": "mnist", "alpha": 0.1}}, ConfigError, "alpha has no effect .* to 'dir"),
+        ({"out": __file__}, StoreError, "cannot be made: File exists; choose another directory"),
     ],
 )
 def test_mistakes_are_named(keywords, error, message):

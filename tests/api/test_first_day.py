@@ -214,7 +214,7 @@ def test_more_rounds_are_asked_for_where_the_data_is(tmp_path, capsys):
 def test_more_rounds_of_named_data_are_a_command(swept, tmp_path, capsys):
     shutil.copytree(swept / "both", tmp_path / "both")
     command = ["sweep", "quickstart", *TINY, "--set=sweep.seed=[0, 3]", "--reuse"]
-    for rounds, remedy in ((3, "or continue it with 'fedproto resume {} --rounds 3'"), (1, "")):
+    for rounds, remedy in ((3, "or fedproto resume {} --rounds 3"), (1, "")):
         more = [f"--out={tmp_path / 'both'}", f"--set=schedule.rounds={rounds}"]
         assert main([*command, *more]) == 2
         assert capsys.readouterr().err.endswith(

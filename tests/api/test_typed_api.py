@@ -109,12 +109,12 @@ def test_names_are_there_for_completion():
     ("keywords", "message"),
     [
         ({"momentum": 0.5}, r"write train={'momentum': ...} or server={'momentum': ...}"),
-        ({"patience": 5}, r"belongs to a section; write stop={'patience': ...}$"),
+        ({"patience": 5}, r"belongs to a section; write stop={'patience': ...}, or"),
         (
             {"strategy": "ghbm", "tau": 0.5},
-            r"write server={'tau': ...} or strategy={'name': '\w+', 'tau': ...}",
+            r"write server={'tau': ...} or strategy={'name': ..., 'tau': ...},",
         ),
-        ({"mu": 0.5}, r"keyword 'mu' belongs to .*; write strategy={'name': '\w+', 'mu': ...}"),
+        ({"mu": 0.5}, r"keyword 'mu' belongs to .*; write strategy={'name': ..., 'mu': ...},"),
         ({"zzz": 1}, "unknown keyword 'zzz'; known: aggregate,"),
         ({"epoch": 1}, "did you mean 'epochs'"),
     ],
@@ -233,6 +233,8 @@ def test_a_grid_is_all_combinations(tmp_path):
     [
         ({"grid": {"lr": 0.1}}, r"sweep.train.lr must be a list of values, not 0.1"),
         ({"grid": {"strategy": "fedavg"}}, r"sweep.strategy must be a list .* 'fedavg'"),
+        ({"grid": {"mu": [0.1]}}, r"belongs to a section; write .*, or 'strategy.mu' in a grid$"),
+        ({"seeds": [0, 0]}, r"would have the name 'fedavg-seed0'; .* name each value once$"),
         ({"grid": {"lr": []}}, r"sweep.train.lr must be a list of values, not \[\]"),
         ({"seeds": 0}, r"sweep.seed must be a list"),
         ({"seeds": 1.5}, r"sweep.seed must be a list"),

@@ -165,7 +165,7 @@ def test_overrides_are_typed_and_a_new_name_starts_afresh():
         (["sweep=3"], "sweep must be a section of lists"),
         (["sweep.seed=3"], "sweep.seed must be a list of values, not 3"),
         (["variants=3"], "variants must be tables"),
-        (["train.lr=2", "train.lr.x=3"], "train.lr.x: lr is an option, not a section"),
+        (["train.lr=2", "train.lr.x=3"], "train.lr.x: lr is 2, not a section of options"),
     ],
 )
 def test_impossible_recipes_are_refused(overrides, message):

@@ -24,7 +24,7 @@ from torch.nn.parameter import is_lazy
 
 from fedproto.api.progress import progress_for
 from fedproto.api.result import Result, Results, hardly_learned, refusals
-from fedproto.callback import Callback
+from fedproto.callback import Callback, CallbackList
 from fedproto.config import RunConfig, Sections, read_config
 from fedproto.config.recipe import COMMON, as_tables, axes_of, combine, dotted_keyword
 from fedproto.data.base import DATASETS, data_root
@@ -98,13 +98,14 @@ def run(
         HardlyLearnedWarning: If most updates were refused, as with a learning rate that is much too
             high; the records say why.
     """
+    follower = CallbackList(callbacks)
     common = _given(rounds, cohort, delta, epochs, batch_size, lr, device)
     keywords = {"strategy": strategy, "seed": seed, "label": label, **common, **sections}
     config = read_config(_tables(data, model, keywords)).located()
     one = _checked_run(config, _loaded(config, data), model)
     if out is not None:
         one.store = open_or_create(Path(out), config)
-    return _train([one], callbacks, progress=progress)[0]
+    return _train([one], follower, progress=progress)[0]
 
 
 def sweep(
@@ -153,6 +154,7 @@ def sweep(
     Raises:
         FedprotoError: As `run`.
     """
+    follower = CallbackList(callbacks)
     common = _given(rounds, cohort, delta, epochs, batch_size, lr, device)
     variants = [
         _tables(data, model, {**common, **sections, **changes, "label": label})
@@ -170,7 +172,7 @@ def sweep(
     if out is not None:
         for one, store in zip(runs, create_sweep(Path(out), configs, reuse=True), strict=True):
             one.store = store
-    return Results(_train(runs, callbacks, progress=progress))
+    return Results(_train(runs, follower, progress=progress))
 
 
 def _given(*values: float | str | None) -> dict[str, Any]:
@@ -326,11 +328,11 @@ class _Log(Callback):
         _log.info("%s", printable(text))
 
 
-def _train(runs: Sequence[Run], callbacks: Sequence[Callback], *, progress: bool) -> list[Result]:
+def _train(runs: Sequence[Run], callback: Callback, *, progress: bool) -> list[Result]:
     stores = [run.store for run in runs if run.store is not None]
     total = sum(run.config.schedule.rounds for run in runs)
     with progress_for(stores, total) if progress else nullcontext(Callback()) as shown:
-        train(runs, [_Log(), shown, *callbacks])
+        train(runs, [_Log(), shown, callback])
     for run in runs:
         if hardly_learned(run.records):
             warnings.warn(

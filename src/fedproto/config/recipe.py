@@ -164,7 +164,10 @@ def combine(
         parts = [config.title, *(_axis_name(*axis) for axis in zip(axes, values, strict=True))]
         name = directory_name("-".join(parts))
         if name in runs:
-            raise ConfigError(f"two runs would have the name '{name}'; give the variants labels")
+            raise ConfigError(
+                f"two runs would have the name '{name}'; give the variants labels, and name"
+                " each value once"
+            )
         runs[name] = config
     return runs
 
@@ -268,7 +271,7 @@ def set_option(tables: dict[str, Any], key: str, value: Any) -> None:
     for part in path:
         inner = tables.get(part, {})
         if not (isinstance(inner, Options | Mapping) or (isinstance(inner, str) and part in NAMED)):
-            raise ConfigError(f"{key}: {part} is an option, not a section")
+            raise ConfigError(f"{key}: {part} is {inner!r}, not a section of options")
         tables[part] = dict(as_table(inner, part))
         tables = tables[part]
     if last == "name" and tables.get("name") not in (None, value):
@@ -313,12 +316,15 @@ def dotted_keyword(name: str) -> str:
         return name
     if name in COMMON:
         return f"{COMMON[name]}.{name}"
-    forms = [f"{dotted.partition('.')[0]}={{'{name}': ...}}" for dotted in dotted_names(name)]
-    forms += [
-        f"strategy={{'name': '{owner}', '{name}': ...}}"
-        for owner in STRATEGIES.names()
-        if name in (item.name for item in fields(STRATEGIES.get(owner)))
-    ]
-    if forms:
-        raise ConfigError(f"keyword '{name}' belongs to a section; write {' or '.join(forms[:3])}")
+    sections = [dotted.partition(".")[0] for dotted in dotted_names(name)]
+    strategies = map(STRATEGIES.get, STRATEGIES.names())
+    if any(name in (item.name for item in fields(one)) for one in strategies):
+        sections.append("strategy")
+    if sections:
+        forms = " or ".join(f"{section}={{'{name}': ...}}" for section in sections)
+        forms = forms.replace("strategy={", "strategy={'name': ..., ")
+        raise ConfigError(
+            f"keyword '{name}' belongs to a section; write {forms}, or '{sections[0]}.{name}' in a"
+            " grid"
+        )
     raise ConfigError(unknown_name("keyword", name, [*_PARTS, *COMMON]))

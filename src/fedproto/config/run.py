@@ -237,6 +237,8 @@ def as_table(value: Any, name: str) -> Mapping[str, Any]:
         return options_to_dict(value)
     if isinstance(value, str):
         return {"name": value}
+    if isinstance(value, type):
+        raise ConfigError(f"{name} must be an instance, such as {value.__name__}(), not a class")
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name} must be a section of options, not {value!r}")
     return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -21,7 +21,7 @@ from fedproto.data.samples import (
     normalized,
     shifted,
 )
-from fedproto.errors import DataError
+from fedproto.errors import ConfigError, DataError
 from fedproto.options import option
 from fedproto.rng import Indices, Purpose, stream
 
@@ -50,7 +50,9 @@ _RULES: Mapping[str, Callable[..., list[Indices]]] = {
     "iid": rules.iid,
     "sorted": rules.sort_and_partition,
 }
-"""The function of each partition; its keywords are options of the same names."""
+"""The function of each partition."""
+_OPTIONS = {name: list(inspect.signature(rule).parameters)[2:] for name, rule in _RULES.items()}
+"""The options of each partition: its function's keywords."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,17 @@ class SharedOut(HeldOut):
         moved = shifted(samples, parts, self.shift, self.shift_level, self.seed)
         return super().federation(name, moved, parts, **facts)
 
+    def check_given(self, names: Collection[str]) -> None:
+        """Refuses options of other partitions where none is chosen."""
+        used = {"clients", *_OPTIONS.get(self.partition, ())}
+        rules = {name: rule for rule in reversed(_OPTIONS) for name in _OPTIONS[rule]}
+        idle = [name for name in names if name in rules.keys() - used]
+        if idle and "partition" not in names:
+            raise ConfigError(
+                f"{idle[0]} has no effect with partition '{self.partition}', the default here; set"
+                f" partition as well, such as to '{rules[idle[0]]}'"
+            )
+
     def share(self, labels: Indices, groups: Indices | None = None) -> list[Indices]:
         """Each client's samples; `groups` are the samples' natural groups, where there are any."""
         rng = stream(self.seed, Purpose.PARTITION)
@@ -171,6 +184,5 @@ class SharedOut(HeldOut):
             if groups is None:
                 raise DataError("this data set has no natural groups; choose another partition")
             return rules.within_groups(groups, rng, clients=self.clients)
-        rule = _RULES[self.partition]
-        options = list(inspect.signature(rule).parameters)[2:]
-        return rule(labels, rng, **{name: getattr(self, name) for name in options})
+        options = {name: getattr(self, name) for name in _OPTIONS[self.partition]}
+        return _RULES[self.partition](labels, rng, **options)

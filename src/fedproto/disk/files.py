@@ -104,10 +104,10 @@ class Folder:
     @contextlib.contextmanager
     def made(self) -> Iterator[None]:
         """Makes the directory and locks it, also if another process makes it at this moment."""
-        with explained(self.path):
+        with explained(self.path, " cannot be made", "; choose another directory"):
             self.path.mkdir(parents=True, exist_ok=True)
-            with self.locked(patience=5.0):
-                yield
+        with explained(self.path), self.locked(patience=5.0):
+            yield
 
     @contextlib.contextmanager
     def locked(self, patience: float = 0.0) -> Iterator[None]:

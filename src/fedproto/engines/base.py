@@ -389,5 +389,5 @@ def _check_device(device: torch.device) -> None:
     # Every kind of device has its own way of saying that it is not there.
     except Exception as error:  # noqa: BLE001
         raise ConfigError(
-            f"engine.device '{device}' cannot be used here: {reason_of(error)}"
+            f"engine.device '{device}' cannot be used here: {reason_of(error).partition('. ')[0]}"
         ) from None

@@ -37,6 +37,10 @@ def fitted(model: nn.Module, federation: Federation, task: Task) -> nn.Module:
     with evaluating(model):
         x = _one_input(federation, model)
         _check_logits(model, x, federation.num_classes, one_label=task.one_label)
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise TrainingError(
+                f"{type(model).__name__} has no parameter with requires_grad = True"
+            )
         return adapted(model, x)
 
 
@@ -208,6 +212,11 @@ def _check_logits(model: nn.Module, x: Tensor, num_classes: int, *, one_label: b
             f"{kind} must give logits of shape {wanted}, one per class of the data; a batch of"
             f" {len(x)} gives {list(logits.shape)}; make its last layer {num_classes} wide, or"
             " give the data its number of classes (num_classes=...)"
+        )
+    if (logits >= 0).all() and torch.allclose(logits.sum(dim=1), torch.ones(())):
+        raise TrainingError(
+            f"{kind} gives probabilities, which sum to 1, not logits; leave out its softmax, which"
+            " the loss contains"
         )
 
 

@@ -119,7 +119,7 @@ def _against(
 ) -> list[Against | None]:
     titles = [method.title for method in arrangement.methods]
     if baseline is not None and baseline not in titles:
-        raise ConfigError(f"--baseline: {unknown_name('method', baseline, titles)}")
+        raise ConfigError(f"baseline: {unknown_name('method', baseline, titles)}")
     chosen = arrangement.baselines()
     bases = [baseline or chosen[condition.family] for condition in arrangement.conditions]
     theirs: dict[int, list[StoredRun]] = defaultdict(list)

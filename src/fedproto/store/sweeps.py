@@ -46,7 +46,10 @@ def create_sweep(
                     f"{path} holds a sweep already; continue it with 'fedproto resume {path}', add"
                     " missing runs to it with --reuse, or choose another directory"
                 )
-            _check_same(path, configs)
+            known = _read(path)
+            for name in known.keys() & configs.keys():
+                about = f" '{name}'", "give the variant another label, or "
+                _check_same(path, known[name].located(), configs[name].located(), *about)
             tables |= _tables(path)  # those that are there stay as they are
         elif not folder.is_empty():
             raise StoreError(f"{path} is not empty and holds no sweep; choose another directory")
@@ -54,27 +57,21 @@ def create_sweep(
     return [open_or_create(path / name, config) for name, config in configs.items()]
 
 
-def _check_same(path: Path, configs: Mapping[str, RunConfig]) -> None:
-    """Checks that runs of a sweep that are asked for again have the configurations of before."""
-    known = _read(path)
-    for name in known.keys() & configs.keys():
-        was, now = known[name].located(), configs[name].located()
-        if was.digest() != now.digest():
-            raise StoreError(
-                f"{path} holds a run '{name}' of another configuration (it differs in"
-                f" {', '.join(differences(was, now))}); give the variant another label, choose"
-                f" another directory{_or_more_rounds(path, was, now)}"
-            )
-
-
-def _or_more_rounds(path: Path, was: RunConfig, now: RunConfig) -> str:
-    """Another remedy, where a configuration only has more rounds than that of a directory."""
-    rounds = now.schedule.rounds
-    if rounds < was.schedule.rounds or differences(was, now) != ["schedule.rounds"]:
-        return ""
-    if now.data is None or now.model is None:  # only the program that has them can continue
-        return f", or call fedproto.extend('{path}', {rounds}) before"
-    return f", or continue it with 'fedproto resume {path} --rounds {rounds}'"
+def _check_same(
+    path: Path, was: RunConfig, now: RunConfig, which: str = "", label: str = ""
+) -> None:
+    """Checks that a run that is asked for again has the configuration of before."""
+    if was.digest() == now.digest():
+        return
+    different, rounds, more = differences(was, now), now.schedule.rounds, ""
+    if different == ["schedule.rounds"] and rounds > was.schedule.rounds:
+        own = now.data is None or now.model is None  # only the program that has them can continue
+        extended = f"call fedproto.extend('{path}', {rounds}) before"
+        more = f", or {extended if own else f'fedproto resume {path} --rounds {rounds}'}"
+    raise StoreError(
+        f"{path} holds a run{which} of another configuration (it differs in"
+        f" {', '.join(different)}); {label}choose another directory{more}"
+    )
 
 
 def open_or_create(path: Path, config: RunConfig) -> RunStore:
@@ -86,12 +83,7 @@ def open_or_create(path: Path, config: RunConfig) -> RunStore:
             if not is_run(path):  # otherwise another process made it this moment
                 raise
     store = RunStore.open(path)
-    if config.digest() not in (store.config.digest(), store.config.located().digest()):
-        raise StoreError(
-            f"{path} holds a run of another configuration (it differs in"
-            f" {', '.join(differences(store.config, config))}); choose another directory"
-            f"{_or_more_rounds(path, store.config, config)}"
-        )
+    _check_same(path, store.config.located(), config.located())
     return store
 
 
