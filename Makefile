@@ -50,7 +50,7 @@ test: lint ## linter, strict type checker and the tests that take minutes
 	$(BIN)/python -m pytest -n 2 -q -m "not slow"
 
 test-slow: $(STAMP) ## the other tests: deployments, reproduction, kills at every write, archives, parity
-	$(BIN)/python -m pytest -n 3 --dist worksteal -q -m slow  # deployments mostly wait
+	$(BIN)/python -m pytest -n 4 --dist worksteal -q -m slow  # deployments mostly wait
 
 tables: $(STAMP) ## every published table of scores, from the archives in results/runs
 	$(BIN)/python -m paper.pages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from unittest import mock
 
@@ -18,6 +19,11 @@ from fedproto.models.small import MLPOptions
 # Shared machines stall now and then; a slow example is no failure.
 settings.register_profile("default", deadline=None)
 settings.load_profile("default")
+
+MEMORY = Path("/dev/shm")
+if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 * 2**30:
+    # Whatever a run writes is synced, for which a disk makes tests wait.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when kernels are defined

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedproto.rng import Purpose, schedule, stream, torch_seed
+from fedproto.rng import Purpose, schedule, seeded, stream, torch_seed
 
 SIZES = np.array([10, 20, 30, 40, 500, 60, 70, 80, 90, 100])
 
@@ -121,3 +122,13 @@ def test_a_cohort_is_that_of_a_full_sort(number, clients, seed):
     arrival = stream(seed, Purpose.COHORT, 0).exponential(size=clients) / sizes
     expected = sorted(np.argsort(arrival, kind="stable")[:number].tolist())
     assert schedule.cohort(seed, 0, sizes, number, "size") == expected
+
+
+def test_a_job_on_a_cpu_draws_the_same_without_a_look_for_other_devices(monkeypatch):
+    before = torch.get_rng_state()
+    with seeded(7):
+        expected = torch.rand(3)
+    monkeypatch.delattr(torch, "manual_seed")
+    with seeded(7, torch.device("cpu")):
+        assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(torch.get_rng_state(), before)

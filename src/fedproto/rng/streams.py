@@ -57,8 +57,15 @@ def torch_seed(seed: int, purpose: Purpose, *numbers: int) -> int:
 
 @contextmanager
 def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Seeds PyTorch's generators inside the block and restores their states after it."""
+    """Seeds PyTorch's generators inside the block and restores their states after it.
+
+    On a CPU its own alone: to note the seed for devices that are not there takes a fifth of a
+    millisecond, in every job.
+    """
     devices = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+        if device is not None and device.type == "cpu":
+            torch.default_generator.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)
         yield
