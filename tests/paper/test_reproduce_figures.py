@@ -179,6 +179,14 @@ def test_claims_are_judged_over_seeds(how, values, verdict):
     assert measured(claim, of, []) is None
 
 
+def test_a_claim_on_all_rounds_is_about_the_plain_mean_of_the_tests():
+    """A moving average counts the first tests several times."""
+    claim = Claim("it is faster", "accuracy", "A", "B", "above", over="rounds")
+    slow = [0.0] + [1.0] * 39
+    found = measured(claim, [result([1.0] * 40)], [result(slow)])
+    assert found.mean == pytest.approx(1 / 40)
+
+
 def test_conditions_of_one_seed_are_no_repetitions():
     """Three δ of one seed used to pass for three pairs."""
     than = [result([0.5], delta=delta) for delta in (0.0, 0.5, 0.8)]

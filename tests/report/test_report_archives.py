@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -208,10 +209,16 @@ def test_the_mean_over_conditions_answers_and_the_conditions_follow_on_demand(br
             ".map((one) => one.textContent)"
         )
 
+    def note() -> str:
+        return browser.find_element("css selector", "#answer .hint").text
+
     visit(browser, synthetic)
     assert blocks() == ["mean over 3 conditions"]
+    assert re.search(r"corrected for \d+ comparisons \(Holm\)", note()), "of those in view alone"
+    assert "within ± 1 point;" in note()
     browser.find_element("id", "more-blocks").click()
     assert blocks() == ["mean over 3 conditions", "δ 0.0", "δ 0.5", "δ 0.8"]
+    assert re.search(r"corrected for \d+ and \d+ comparisons", note())
     browser.find_element("id", "more-blocks").click()
     assert blocks() == ["mean over 3 conditions"]
 

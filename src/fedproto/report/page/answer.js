@@ -260,7 +260,7 @@ page.sections.push({
       const range = rangeOf(block.rows);
       return make("tbody", {}, blocks.length > 1 ? make("tr", { class: "block" }, make("th", { scope: "rowgroup", colspan: columns.length }, block.title)) : null,
         block.rows.map((row) => make("tr", { class: row.method === block.base ? "base" : null }, columns.map((column) => (column.key === "title"
-          ? make("th", { scope: "row" }, swatch(row.method), " ", data.methods[row.method].title, row.method === block.base ? make("small", {}, " baseline") : row.groups[0].pooled ? make("small", {}, " pooled data") : null) : make("td", {}, column.text({ ...row, range })))))));
+          ? make("th", { scope: "row" }, swatch(row.method), "\u00a0", data.methods[row.method].title, row.method === block.base ? make("small", {}, " baseline") : row.groups[0].pooled ? make("small", {}, " pooled data") : null) : make("td", {}, column.text({ ...row, range })))))));
     });
     table.replaceChildren(make("thead", {}, make("tr", {}, heads)), ...bodies);
     host.querySelector("#answer-scroll").classList.toggle("tall", shown.reduce((sum, block) => sum + block.rows.length, 0) > 30);
@@ -271,11 +271,11 @@ page.sections.push({
     host.querySelector("#notices").replaceChildren(...data.notices.filter(([family]) => !page.family || family === page.family).map(([, text]) => make("p", { class: "problem" }, text)),
       data.repeated.length ? make("details", {}, make("summary", {}, `${data.repeated.length} seeds are stored more than once; the longest run of each is shown`), make("ul", { class: "absent" }, data.repeated.map((text) => make("li", {}, text)))) : "");
     const bases = [...new Set(blocks.map((block) => data.methods[block.base].title))].join(" or ");
-    const tests = [...new Set(blocks.flatMap((block) => block.rows.map((row) => row.found?.of)).filter(Boolean))].join(" and ");
+    const tests = [...new Set(shown.flatMap((block) => block.rows.map((row) => row.found?.of)).filter(Boolean))].join(" and ");
     host.querySelector(".hint").textContent = [
       `${metric.label}: mean over the last ${Math.round(100 * data.window)} % of the rounds${page.several.seeds ? " ± sample standard deviation over seeds" : ""}.`,
       `Baseline: ${bases}${state.base ? "" : /^fedavg$/i.test(bases) ? "" : ", as the method with most pairs"}.`,
-      tests ? `Difference${metric.percent ? " in points" : ""} on the same seeds with ${Math.round(100 * data.sure)} % interval (Student's t); p corrected for ${tests} comparisons (Holm). Better or worse: p < 0.05; equivalent: interval within ${metric.margin === null ? "a margin (none for this metric)" : `± ${formatNumber((metric.percent ? 100 : 1) * metric.margin)}${metric.percent ? " points" : ""}`}; else unclear.` : `No test: fewer than ${data.fewest} seeds in common.`,
+      tests ? `Difference${metric.percent ? " in points" : ""} on the same seeds with ${Math.round(100 * data.sure)} % interval (Student's t); p corrected for ${tests} comparisons (Holm). Better or worse: p < 0.05; equivalent: interval within ${metric.margin === null ? "a margin (none for this metric)" : `± ${formatNumber((metric.percent ? 100 : 1) * metric.margin)}${metric.percent ? (metric.margin === 0.01 ? " point" : " points") : ""}`}; else unclear.` : `No test: fewer than ${data.fewest} seeds in common.`,
       blocks.some((block) => block.rows.some((row) => row.found && row.found.until !== null)) ? "@ n: some runs are unfinished; compared and ranked at round n, the last one that all have." : "",
       few.length ? "A mean over conditions ranks the methods that were run in all of them." : "",
       page.shown.some((group) => group.fairness) ? "Mean client, worst tenth, at zero: scores on each client's own test samples." : "",

@@ -68,6 +68,6 @@ page.sections.push({
     const groups = page.shown.filter((group) => group.classes);
     const names = [...new Set(groups.flatMap((group) => Object.keys(group.classes)))];
     if (!names.length) host.querySelector(".hint").textContent = `None of the runs in view has them. To get them: ${TO_RECORD}.`;
-    host.querySelector("#classes-table").replaceChildren(names.length ? tableOf(["run", ...names], groups.map((group) => [[swatch(group.method), " ", group.title], ...names.map((name) => formatPercent(group.classes[name]))])) : "");
+    host.querySelector("#classes-table").replaceChildren(names.length ? tableOf(["run", ...names], groups.map((group) => [[swatch(group.method), "\u00a0", group.title], ...names.map((name) => formatPercent(group.classes[name]))])) : "");
   },
 });

@@ -27,7 +27,7 @@ page.sections.push({
     host.querySelector("#runs-list summary").textContent = `${page.data.runs.length} run${page.data.runs.length === 1 ? "" : "s"}: directories, times, versions, notes`;
     if (host.querySelector("#options").open) {
       const names = [...Object.keys(differing).filter((name) => name !== "label"), ...(page.state.only && groups.length > 1 ? [] : Object.keys(common))];
-      const rows = page.shown.map((group) => [[swatch(group.method), " ", group.title], ...names.map((name) => valueText(differing[name] ? differing[name][group.index] : common[name]))]);
+      const rows = page.shown.map((group) => [[swatch(group.method), "\u00a0", group.title], ...names.map((name) => valueText(differing[name] ? differing[name][group.index] : common[name]))]);
       host.querySelector("table").replaceChildren(...tableOf(["run", ...names.map((name) => make("th", { scope: "col" }, make("code", {}, name)))], rows).children);
     }
     if (host.querySelector("#runs-list").open) {
