@@ -29,7 +29,7 @@ def peers(_: Path) -> Lines:
         "loop, channels-last": "plain loop, channels last, 2 threads",
         "pfl-research": "pfl-research 0.6",
         "Flower, as its tutorial": f"{flower}, as its tutorial",
-        "Flower, leanest": f"{flower}, as lean as we could",
+        "Flower, leanest": f"{flower}, as lean as possible",
     }
     found = {row["name"]: row for row in measured("cpu-peers")["cnn"]["rows"]}
     lines: Lines = [["", "seconds a round", "memory", "start-up"]]

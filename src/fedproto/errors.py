@@ -17,7 +17,7 @@ class ConfigError(FedprotoError):
 
 
 class DataError(FedprotoError):
-    """Data that cannot be read or shared out among clients."""
+    """Data that cannot be read or divided among clients."""
 
 
 class StoreError(FedprotoError):

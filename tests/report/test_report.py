@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from torch import nn
 
 import fedproto
 from fedproto import FedAvg, Federation, FedProx
+from fedproto.api.table import comparison
 from fedproto.data.synthetic import Synthetic
 from fedproto.errors import ConfigError
 from fedproto.report.arrangement import Arrangement, arrange
@@ -384,3 +386,15 @@ def test_what_a_program_brought_has_a_fingerprint(what, tmp_path):
         prints.append(run.fingerprint())
     assert prints[0] != prints[1]
     assert {len(one) for one in prints} == {12}
+
+
+def test_exports_have_fractions_bytes_and_seconds_and_name_no_other_unit():
+    """Scores as percentages and traffic in megabytes are for reading alone."""
+    table = comparison(summarized([stored([0.2, 0.4, 0.6, 0.8])]), "accuracy")
+    (row,) = csv.DictReader(table.to_csv().splitlines())
+    expected = {"accuracy": 0.8, "mean over rounds": 0.5, "bytes up": 40, "bytes down": 400}
+    assert {name: float(row[name]) for name in expected} == pytest.approx(expected)
+    assert float(row["seconds"]) == pytest.approx(4 * 0.5)
+    assert not [name for name in row if "%" in name or "MB" in name]
+    (shown,) = [dict(zip(*table.cells(), strict=True))]
+    assert (shown["accuracy %"], shown["MB"]) == ("80.0", "0.0")

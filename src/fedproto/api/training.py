@@ -202,7 +202,7 @@ def _variants(strategies: Mapping[str, Section] | Sequence[Section]) -> dict[str
 
 
 def load_data(name: str, **options: Any) -> Federation:
-    """A data set by its name, shared out among clients as its options say.
+    """A data set by its name, divided among clients as its options say.
 
     Args:
         name: As ``fedproto list datasets`` has it.

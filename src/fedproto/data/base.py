@@ -50,7 +50,7 @@ MOST_FILES = 30
 
 @dataclass(frozen=True)
 class DataSource(Options, abc.ABC):
-    """A data set and how its samples are shared out among clients.
+    """A data set and how its samples are divided among clients.
 
     Attributes:
         folder: Its folder below the data root; empty for what needs no files there.

@@ -126,7 +126,7 @@ class FEMNIST(MNIST):
     18,345 samples over 200 clients, and σ² = ln(1 + (143.0 / 82.1)²). Where a letter runs short,
     as the rare c, i and j may, its clients get fewer of it.
 
-    With ``partition = "first"`` the letters are shared out as FedProx's script does it. Its images
+    With ``partition = "first"`` the letters are divided as by FedProx's script. Its images
     are NIST's own pages shrunk to 28×28 pixels; ``images = "nist-like"`` is an approximation of
     them from EMNIST: dark on white and half as large, in the middle. How large and where a letter
     was on its page EMNIST no longer tells.

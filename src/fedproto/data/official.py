@@ -42,8 +42,8 @@ class Picture(NamedTuple):
 class Images(Prepared, SharedOut):
     """Images of one size with a class each.
 
-    With ``test = "official"`` the training images are shared out among the clients and the test
-    images are the test set; otherwise both are pooled, shared out, and split per client.
+    With ``test = "official"`` the training images are divided among the clients and the test
+    images are the test set; otherwise both are pooled, divided, and split per client.
 
     The prepared arrays are ``images [N, C, H, W]`` and ``labels [N]``, and where there are any
     ``test [N]`` (whether an image belongs to the official test set), ``groups [N]``, the natural

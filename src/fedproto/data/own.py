@@ -49,7 +49,7 @@ def located(source: DataSource) -> DataSource:
 @DATASETS.register("images")
 @dataclass(frozen=True)
 class ImageFolder(Images):
-    """Your own pictures as ``class/picture``, shared out among clients."""
+    """Your own pictures as ``class/picture``, divided among clients."""
 
     prepared_by = ("size", "channels", "classes")
     levels: ClassVar[tuple[str, ...]] = ("class",)

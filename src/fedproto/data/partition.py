@@ -1,4 +1,4 @@
-"""Sharing samples out among clients: pure functions of labels and a random stream.
+"""Dividing samples among clients: pure functions of labels and a random stream.
 
 Every function returns one index array per client, none of them empty. No sample is in two of them,
 but for `by_first_samples`.

@@ -126,7 +126,7 @@ class HeldOut(DataSource):
 
 @dataclass(frozen=True)
 class SharedOut(HeldOut):
-    """A data set without clients of its own, shared out by one of the partitioners."""
+    """A data set without clients of its own, divided by one of the partitions."""
 
     clients: int = option(10, "number of clients", at_least=1)
     partition: Partition = option("dirichlet", "how samples are divided among clients")
