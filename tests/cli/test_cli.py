@@ -149,6 +149,10 @@ def test_list_shows_everything_with_options(capsys):
     assert "Sections that combine with every strategy" in shown
     assert main(["list", "fedprx"]) == 2
     assert "did you mean 'fedprox'" in capsys.readouterr().err
+    assert main(["list", "lr"]) == 2
+    assert "'lr'; it is an option: fedproto list train or fedproto list server" in (
+        capsys.readouterr().err
+    )
 
 
 def test_info_shows_versions_devices_and_data(capsys):

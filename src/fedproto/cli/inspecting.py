@@ -13,6 +13,7 @@ from rich.table import Table
 from fedproto.cli.terminal import Directories, echo, plain, wide_console
 from fedproto.config import CHOICES, SECTIONS
 from fedproto.config.recipe import bundled_recipes, recipe_summary
+from fedproto.config.run import dotted_names
 from fedproto.data import DATASETS, data_root
 from fedproto.engines.base import ENGINES
 from fedproto.errors import ConfigError, StoreError, unknown_name
@@ -128,8 +129,10 @@ def entries(kind: str) -> list[Entry]:
     found = [_described(kind, each.get(kind)) for each in known.values() if kind in each.names()]
     if not found:
         names = [name for registry in known.values() for name in registry.names()]
+        lists = [f"fedproto list {one.partition('.')[0]}" for one in dotted_names(kind)]
+        hint = f"it is an option: {' or '.join(lists)}" if lists else None
         known_names = [*KINDS, OPTIONS, *SECTIONS, *names]
-        raise ConfigError(unknown_name("kind, section or name", kind, known_names))
+        raise ConfigError(unknown_name("kind, section or name", kind, known_names, hint))
     return found
 
 
