@@ -171,10 +171,10 @@ def test_a_sweep_is_the_runs_one_by_one(swept):
     (_, same) = results["FedProto"]
     for name, tensor in alone.state.params.items():
         assert torch.equal(tensor, same.state.params[name])
-    assert {row.method for row in results.summary()} == {
+    assert {row["method"] for row in results.table()} == {
         "by size", "alike", "FedProto", "stragglers",
     }  # fmt: skip
-    assert [row.seeds for row in results.summary()] == [[0, 1]] * 4
+    assert [row["seeds"] for row in results.table()] == ["0 1"] * 4
     assert results["stragglers"][0].config.schedule.delta == 0.7
     with pytest.raises(KeyError, match="no run is called 'Alike'"):
         results["Alike"]

@@ -194,7 +194,7 @@ def test_signs_of_numbers_are_set_as_such_in_latex():
 
 
 def test_an_unknown_score_is_a_clear_error(results):
-    for call in (results.plot, results.table, results.summary, results[0].plot):
+    for call in (results.plot, results.table, results[0].plot):
         with pytest.raises(ConfigError, match="unknown metric 'acc'; known: accuracy,"):
             call("acc")
 

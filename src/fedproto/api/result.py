@@ -27,7 +27,7 @@ from fedproto.report.arrangement import Arrangement, arrange
 from fedproto.report.figures import curves
 from fedproto.report.html import write_page
 from fedproto.report.results import StoredRun, main_score
-from fedproto.report.summary import Summary, summarize
+from fedproto.report.summary import summarize
 from fedproto.rounds.identity import data_identity
 from fedproto.store import RunStore, read_description
 from fedproto.types import RoundRecord, ServerState
@@ -75,7 +75,8 @@ class Comparable:
             ConfigError: If no run has the score, or no method has the name.
         """
         chosen = self._score(metric)
-        return comparison(self.summary(chosen, baseline=baseline), chosen, brief=True)
+        rows = summarize(self._arranged(), chosen, baseline=baseline)
+        return comparison(rows, chosen, brief=True)
 
     def rounds(self) -> Table:
         """One row per run and round."""
@@ -88,12 +89,6 @@ class Comparable:
     def to_latex(self, metric: str | None = None, baseline: str | None = None) -> str:
         """The comparison as a LaTeX table; needs the package booktabs."""
         return self.table(metric, baseline).to_latex()
-
-    def summary(
-        self, metric: str | None = None, target: float | None = None, baseline: str | None = None
-    ) -> list[Summary]:
-        """One row per method and condition with verdicts, as in ``fedproto compare``."""
-        return summarize(self._arranged(), self._score(metric), target, baseline)
 
     def _score(self, asked: str | None) -> str:
         return main_score((result.stored() for result in self._runs), asked)

@@ -26,14 +26,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from fedproto.engines.layers import BatchNormPolicy, statistics_names
 from fedproto.errors import ConfigError
-from fedproto.models.base import features_of, head_of
+from fedproto.models.base import features_of
 from fedproto.options import Options, option
 from fedproto.strategies.base import Strategy
 from fedproto.strategies.values import Batch, Local, Outputs
@@ -198,9 +198,9 @@ RECEIVED = "received"
 
 
 def outputs_of(model: nn.Module, x: Tensor) -> Outputs:
-    """Features and logits of a batch in one pass."""
-    features = features_of(model)(x)
-    return Outputs(features.flatten(1), head_of(model)(features))
+    """Features and logits of a batch in one pass, of a model with a head."""
+    features, head = features_of(model)(x), cast("Callable[[Tensor], Tensor]", model.head)
+    return Outputs(features.flatten(1), head(features))
 
 
 def frozen_weights(name: str, local: Local, received: ServerState) -> Tensors:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from fedproto.errors import TrainingError, unknown_name
-from fedproto.models.base import declares_features, features_of, head_of, layers_in_words
+from fedproto.models.base import declares_features, features_of, layers_in_words
 from fedproto.rng import seeded
 
 _DENSE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -74,11 +74,12 @@ def adapted(model: nn.Module, x: Tensor) -> nn.Module:
 @torch.no_grad()
 def scores_features(model: nn.Module, x: Tensor) -> bool:
     """Whether ``head(features(x))`` gives the logits of one input."""
-    if not declares_features(model) or not callable(getattr(model, "head", None)):
+    head = getattr(model, "head", None)
+    if not declares_features(model) or not callable(head):
         return False
     with seeded(0):
         try:
-            return _close(head_of(model)(features_of(model)(x)), model(x))
+            return _close(head(features_of(model)(x)), model(x))
         except (RuntimeError, ValueError, IndexError, TypeError):
             return False
 

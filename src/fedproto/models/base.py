@@ -135,18 +135,3 @@ def layers_in_words(model: nn.Module, most: int = 30) -> str:
         named = [(name, kind) for name, kind in named if "." not in name]
     listed = ", ".join(f"{name} ({kind})" for name, kind in named)
     return f"its layers: {listed or 'none'}"
-
-
-def head_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """A model's classifier.
-
-    Raises:
-        TrainingError: If its logits are not a function of its features alone.
-    """
-    head = getattr(model, "head", None)
-    if callable(head):
-        return cast("Callable[[Tensor], Tensor]", head)
-    raise TrainingError(
-        f"{type(model).__name__} has no head(features), which the strategy needs; name the layer"
-        f" that gives the logits: with_features(model, head='...'); {layers_in_words(model)}"
-    )
