@@ -6,6 +6,7 @@ import csv
 import io
 import re
 import shutil
+import tomllib
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from fedproto import FedAvg
 from fedproto.api.progress import Shown
 from fedproto.api.table import csv_cell
 from fedproto.cli import main, terminal
+from fedproto.config.recipe import expand, recipe_text
 from fedproto.errors import printable
 from fuzzing import fuzzed
 from helpers import config_of
@@ -58,6 +60,7 @@ def folder(tmp_path_factory):
 @example(label="$\\frac{", metric="$x$")
 @example(label="a\nerror: b", metric="loss\n")
 @example(label="000", metric="method")
+@example(label="\x7f\x9b31m\u202e\u200d", metric="loss")
 def test_labels_are_shown_as_they_are(folder, label, metric):
     shutil.rmtree(folder / "run", ignore_errors=True)
     config = write_run(folder / "run", label=label, rounds=0, planned=2)
@@ -71,6 +74,8 @@ def test_labels_are_shown_as_they_are(folder, label, metric):
         assert cell.lstrip()[0] not in "=+@" or cell == "@"
     shown("check", folder / "run")
     shown("report", folder / "run")
+    shown("best", folder / "run", f"--by={metric}")
+    assert expand(tomllib.loads(recipe_text(config.to_recipe()))).popitem()[1].label == label
     shown("compare", folder / "nowhere" / label.replace("\0", ""))
 
 

@@ -143,6 +143,7 @@ def nan_weights(client, reply):
         (replaced(payload=ArrayRecord([])), "payload 'margins/local' is missing"),
         (replaced(work=MetricRecord({"steps": -1, "lr": 0.1})), "implausible number of steps"),
         (replaced(work=MetricRecord({"steps": 3, "lr": 0.0})), "implausible learning rate"),
+        (replaced(work=MetricRecord({"steps": 3, "lr": 1e-300})), "implausible learning rate"),
         (replaced(arrays=ArrayRecord([])), "is missing"),
     ],
 )

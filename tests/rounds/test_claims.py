@@ -16,6 +16,7 @@ from fedproto.rounds import claims
 from fedproto.rounds.aggregate import aggregate_round
 from fedproto.rounds.claims import believed_sizes, bound_claims
 from fedproto.rounds.jobs import participants
+from fedproto.strategies.fednova import FedNova
 from fedproto.strategies.fedprototan import FedProtoTan
 from fedproto.strategies.sections import Method
 from fedproto.strategies.serve import COUNT, PRODUCTS, SQUARES, SUM
@@ -149,6 +150,45 @@ def test_of_two_holders_the_one_that_contradicts_all_others_is_not_believed(lies
     assert claims._odd(ring(lies)).nonzero().flatten().tolist() == refused
 
 
+def test_counts_beyond_a_multiple_of_the_cohorts_median_do_not_count():
+    count = torch.tensor([[20.0, 20.0], [30.0, 30.0], [CLAIMED, CLAIMED]], dtype=torch.float64)
+    bounded = claims._bound_counts(AggregateOptions(max_claim=2.0), count)
+    assert bounded.tolist() == [[20.0, 20.0], [30.0, 30.0], [60.0, 60.0]]
+
+
+def test_a_lie_about_one_class_of_several_is_clipped():
+    """It contradicts the others in too few classes to be rejected."""
+    usual = [honest(client) for client in range(7)]
+    sums = usual[LIAR].payload[SUM].clone()
+    sums[1] += 1e3 * usual[LIAR].payload[COUNT][1]
+    attacked = [replace(usual[LIAR], payload={**usual[LIAR].payload, SUM: sums}), *usual[1:]]
+
+    def error(method: Method) -> float:
+        outcome = closed(method, attacked)
+        assert not outcome.failures
+        kept = outcome.state.memory
+        return float((kept[SUM][1] / kept[COUNT][1] - MEANS[1]).norm())
+
+    assert error(LDA) > 100
+    assert error(replace(LDA, aggregate=CLIP)) < 1.5
+
+
+@pytest.mark.parametrize("claimed", [50, 10_000_000])
+def test_a_claim_of_steps_does_not_lengthen_the_updates_of_others(claimed):
+    """FedNova multiplies all updates by the mean number of steps."""
+    usual = [honest(client, Method(FedNova())) for client in range(7)]
+    attacked = [replace(usual[LIAR], steps=claimed), *usual[1:]]
+
+    def moved(updates: list[ClientUpdate], aggregate: AggregateOptions) -> float:
+        state = closed(Method(FedNova(), aggregate=aggregate), updates).state
+        return float(torch.cat([one.flatten() for one in state.params.values()]).norm())
+
+    once = moved(usual, CLIP)
+    assert moved(usual, AggregateOptions()) == once
+    assert moved(attacked, AggregateOptions()) > 5 * once
+    assert moved(attacked, CLIP) < 1.2 * once
+
+
 def test_a_class_keeps_its_count_when_one_client_holds_most_of_it():
     """Else the class would look rare to the computed head."""
     count = torch.tensor([[90.0, 50.0], [6.0, 50.0], [0.0, 50.0]], dtype=torch.float64)
@@ -210,6 +250,16 @@ def test_batch_norm_statistics_stay_in_the_range_of_the_cohort(lie):
         assert bool((merged >= own.amin(dim=0)).all()), name
         assert bool((merged <= own.amax(dim=0)).all()), name
     assert bool((outcome.state.buffers["norm.running_var"] > 0).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
+def test_buffers_without_negative_numbers_are_bounded(dtype):
+    usual = [honest(client) for client in range(7)]
+    usual = [replace(one, buffers={"mask": torch.zeros(3, dtype=dtype)}) for one in usual]
+    usual[LIAR] = replace(usual[LIAR], buffers={"mask": torch.ones(3, dtype=dtype)})
+    for one in bound_claims(CLIP, usual, {}):
+        assert one.buffers["mask"].dtype == dtype
+        assert not one.buffers["mask"].any()
 
 
 def test_a_negative_running_variance_counts_as_zero():

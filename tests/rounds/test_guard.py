@@ -86,6 +86,17 @@ def test_a_single_value_out_of_range_is_seen(value, small_federation, small_mode
     assert "'classifier.weight' is NaN" in (reason_to_refuse(update, job, setting) or "")
 
 
+@pytest.mark.parametrize("loss", [float("nan"), -float("inf"), 1e305, -1e305])
+def test_a_loss_that_no_record_can_keep_is_refused(loss, small_federation, small_model):
+    """Numbers this large are refused when a run's records are read."""
+    job = planned(begin(config_of(FedAvg(), delta=0), small_model), small_federation).jobs[0]
+    (update,) = engine_for(small_federation, small_model).train([job])
+    setting = Setting(job.state.params, 4, 6)
+    for one, refused in ((loss, True), (None, False), (9.0, False)):
+        reason = reason_to_refuse(replace(update, train_loss=one), job, setting) or ""
+        assert ("training loss is NaN, infinite or implausibly large" in reason) is refused
+
+
 def test_a_tensor_without_values_has_nothing_wrong(small_federation, small_model):
     job = planned(begin(config_of(FedAvg(), delta=0), small_model), small_federation).jobs[0]
     (update,) = engine_for(small_federation, small_model).train([job])

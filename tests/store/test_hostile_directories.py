@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from base64 import b64encode
 
 import pytest
 
@@ -12,8 +13,9 @@ from fedproto.cli import main
 from fedproto.errors import StoreError
 from fedproto.store import RunStore
 from fedproto.store.checking import check_run
+from fedproto.store.sweeps import create_sweep
 from helpers import simulate
-from run_directories import tiny
+from run_directories import snapshot, tiny
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +82,44 @@ def test_no_folder_outside_is_written_or_emptied(run, tmp_path, name, capsys):
     assert {path.name: path.read_bytes() for path in (tmp_path / "outside").iterdir()} == {
         path.name: path.read_bytes() for path in (tmp_path / "before").iterdir()
     }
+
+
+@pytest.mark.parametrize("command", ["resume", "analyse"])
+def test_a_run_of_a_sweep_that_is_a_link_is_not_followed(tmp_path, command, capsys):
+    """Neither to a run of the user's, which would go on for more rounds, nor to an empty folder."""
+    create_sweep(tmp_path / "sweep", {"a": tiny(), "b": tiny(seed=1)})
+    simulate([RunStore.create(tmp_path / "mine", tiny())])
+    (tmp_path / "empty").mkdir()
+    for name, target in (("a", "mine"), ("b", "empty")):
+        shutil.rmtree(tmp_path / "sweep" / name)
+        (tmp_path / "sweep" / name).symlink_to(tmp_path / target)
+    before = snapshot(tmp_path / "mine")
+    more = ["--rounds=9"] if command == "resume" else []
+    assert main([command, str(tmp_path / "sweep"), *more]) == 2
+    assert "is a symbolic link" in capsys.readouterr().err
+    assert snapshot(tmp_path / "mine") == before
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+def test_a_tuning_does_not_follow_links(tmp_path, capsys):
+    (tmp_path / "outside").mkdir()
+    settings = ["--set=schedule.rounds=1", f"--out={tmp_path / 'tuned'}"]
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "tuned" / "trials").symlink_to(tmp_path / "outside")
+    assert main(["tune", "tune-digits", *settings]) == 2
+    assert "trials is a symbolic link" in capsys.readouterr().err
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["analysis", "analysis/maps"])
+def test_no_pictures_from_elsewhere_get_into_the_page(run, tmp_path, name):
+    private = tmp_path / "private" / "maps" if name == "analysis" else tmp_path / "private"
+    private.mkdir(parents=True)
+    (private / "000000-picture.png").write_bytes(b"secret")
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).symlink_to(tmp_path / "private")
+    assert main(["report", str(run)]) == 0
+    assert b64encode(b"secret") not in (run / "report.html").read_bytes()
 
 
 class Once(Callback):

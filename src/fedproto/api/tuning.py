@@ -30,7 +30,7 @@ from fedproto.report.results import StoredRun
 from fedproto.rng import Purpose, stream
 from fedproto.rounds import runs_from, train
 from fedproto.store import RunStore, is_run, open_or_create
-from fedproto.store.sweeps import extend
+from fedproto.store.sweeps import extend, inside
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def tune(
     left = list(tuning.trials)
     scores: dict[str, float] = {}
     for place, (_, rounds) in enumerate(tuning.rungs):
-        runs = [_opened(out / trial.name, trial, rounds) for trial in left]
+        runs = [_opened(inside(out, trial.name), trial, rounds) for trial in left]
         train(runs_from(runs, federations), callbacks)
         scores = {
             trial.name: _score(run, rounds, tuning.options.metric)

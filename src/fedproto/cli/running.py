@@ -27,7 +27,7 @@ from fedproto.errors import ConfigError, unknown_name
 from fedproto.rounds import Run, load_federations, runs_from, train
 from fedproto.rounds.run import demand_of, named_data
 from fedproto.store import RunStore, open_or_create
-from fedproto.store.sweeps import create_sweep, extend, open_runs, run_directories
+from fedproto.store.sweeps import create_sweep, extend, inside, open_runs, run_directories
 from fedproto.store.tensorboard import TensorBoard, check_installed
 from fedproto.types import num_bytes
 
@@ -141,7 +141,7 @@ def tune_recipe(
     total = len(tuning.methods) * tuning.rounds_per_method
     try:
         with progress_for([], total=total) as callback:
-            choices = tune(tuning, path / "trials", federations, [callback])
+            choices = tune(tuning, inside(path, "trials"), federations, [callback])
     except KeyboardInterrupt:
         echo(f"stopped; the same command with --out {path} continues", err=True)
         raise typer.Exit(130) from None

@@ -249,8 +249,11 @@ def _toml(value: Any) -> str:
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, bool):
         return str(value).lower()
-    # JSON's strings are TOML's basic strings, and Python's numbers are TOML's.
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    if not isinstance(value, str):
+        return repr(value)  # Python's numbers are TOML's
+    # JSON's strings are TOML's, but for control characters that TOML escapes and JSON need not.
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(one if one.isprintable() else f"\\U{ord(one):08x}" for one in text)
 
 
 def _merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:

@@ -196,7 +196,7 @@ class FedProtoStrategy(FedAvg):
         steps, lr = found.get("steps", 1), found.get("lr", 1.0)
         if not (isinstance(steps, int) and 0 <= steps <= MOST_STEPS):
             raise UnreadableError("it claims an implausible number of steps")
-        if not (isinstance(lr, float) and 0 < lr < math.inf):
+        if not (isinstance(lr, float) and 1e-12 < lr < 1e12):
             raise UnreadableError("it claims an implausible learning rate")
         number = int(scores[Key.NUM_EXAMPLES])
         job = _job(self.method, state, _node(reply), number, steps, lr)

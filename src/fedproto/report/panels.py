@@ -73,11 +73,13 @@ def page_run(run: StoredRun) -> PageRun:
     if measured is not None:
         taken.append((measured.round, measured.tables))
     taken.sort(key=lambda one: one[0])
+    maps = run.path / "analysis" / "maps"
+    linked = maps.is_symlink() or maps.parent.is_symlink()  # they could lead to any pictures
     return PageRun(
         run,
         {name: (round_, table) for round_, tables in taken for name, table in tables.items()},
         part(lambda: read_part(run.path, EMBEDDING, _embedding)),
-        sorted((run.path / "analysis" / "maps").glob("*.png")),
+        [] if linked else sorted(maps.glob("*.png")),
         problems,
     )
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedproto.engines.base import LocalJob
 from fedproto.errors import TrainingError
-from fedproto.rounds.claims import FEWEST, bound_claims, implausible, merge_by_rule
+from fedproto.rounds.claims import FEWEST, bound_claims, bound_steps, implausible, merge_by_rule
 from fedproto.strategies.aggregation import combine, summed, update_norms
 from fedproto.strategies.sections import Method
 from fedproto.strategies.values import Declarations, Setting
@@ -103,7 +103,8 @@ def combine_updates(
     server optimizer diverge. Such a round must spoil neither the model nor the record.
     """
     strategy, options = method.strategy, method.aggregate
-    weights = _checked(method, strategy.weigh(state, updates), len(updates))
+    weighed = strategy.weigh(state, bound_steps(options, updates))
+    weights = _checked(method, weighed, len(updates))
     weights = method.head.weigh(weights, updates, setting)
     combined, counted = combine(options, state, updates, weights)
     declared = method.payload(setting, 1)
@@ -184,8 +185,8 @@ def reason_to_refuse(update: ClientUpdate, job: LocalJob, setting: Setting) -> s
     for reason, good in zip(reasons, found, strict=True):
         if not good:
             return reason
-    if update.train_loss is not None and not math.isfinite(update.train_loss):
-        return "its training loss is not finite"
+    if not abs(update.train_loss or 0.0) <= LARGEST_STATISTIC:
+        return "its training loss is NaN, infinite or implausibly large"
     return None
 
 

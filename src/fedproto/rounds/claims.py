@@ -89,6 +89,17 @@ def bound_claims(
     return bounded
 
 
+def bound_steps(options: AggregateOptions, updates: Updates) -> Updates:
+    """Updates for a strategy that weighs clients by their steps: at most a multiple of the median.
+
+    Who claims many samples is asked for as many steps, and in an app of one's own steps are claims.
+    """
+    if options.max_claim is None or len(updates) < FEWEST:
+        return updates
+    most = max(1, int(options.max_claim * median_low([one.steps for one in updates])))
+    return [replace(update, steps=min(update.steps, most)) for update in updates]
+
+
 def _statistics(declared: Declarations) -> Iterator[Names]:
     """Statistics of features among the tensors of a payload."""
     for name, one in declared.items():
@@ -287,6 +298,8 @@ def _bound_buffers(buffers_k: Sequence[Tensors]) -> list[Tensors]:
     bounded: list[dict[str, Tensor]] = [{} for _ in buffers_k]
     for name in buffers_k[0]:
         value_k = torch.stack([one[name] for one in buffers_k])
+        if not value_k.is_floating_point():
+            value_k = value_k.long()  # booleans have no difference, and bytes none below 0
         ordered_k = value_k.sort(dim=0).values
         low, high = ordered_k[cut], ordered_k[-1 - cut]
         margin = ((high - low) / 2).to(low.dtype)
@@ -294,5 +307,5 @@ def _bound_buffers(buffers_k: Sequence[Tensors]) -> list[Tensors]:
         if name.endswith("running_var"):
             lowest = lowest.clamp(min=0)
         for own, value in zip(bounded, value_k.clamp(lowest, high + margin), strict=True):
-            own[name] = value
+            own[name] = value.to(buffers_k[0][name].dtype)
     return list(bounded)

@@ -54,7 +54,14 @@ def create_sweep(
         elif not folder.is_empty():
             raise StoreError(f"{path} is not empty and holds no sweep; choose another directory")
         folder.write(FILE, sealed({"runs": tables}))
-    return [open_or_create(path / name, config) for name, config in configs.items()]
+    return [open_or_create(inside(path, name), config) for name, config in configs.items()]
+
+
+def inside(path: Path, name: str) -> Path:
+    """A folder of a sweep or a tuning; a link is refused, for it may lead to any directory."""
+    if (path / name).is_symlink():
+        raise StoreError(f"{path / name} is a symbolic link, which is not followed; remove it")
+    return path / name
 
 
 def _check_same(
@@ -90,7 +97,7 @@ def open_or_create(path: Path, config: RunConfig) -> RunStore:
 def open_runs(path: Path) -> list[RunStore]:
     """The run of a directory, or the runs of a sweep, begun or not."""
     if is_sweep(path):
-        return [open_or_create(path / name, config) for name, config in _read(path).items()]
+        return [open_or_create(inside(path, name), one) for name, one in _read(path).items()]
     if not is_run(path):
         raise StoreError(f"{path} holds neither a run nor a sweep")
     return [RunStore.open(path)]
@@ -112,7 +119,7 @@ def run_directories(path: Path) -> list[Path]:
     if is_run(path):
         return [path]
     if is_sweep(path):
-        return [path / name for name in _tables(path) if is_run(path / name)]
+        return [run for name in _tables(path) if is_run(run := inside(path, name))]
     return sorted(file.parent for file in path.rglob("run.json"))
 
 
