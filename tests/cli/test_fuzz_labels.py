@@ -60,6 +60,7 @@ def folder(tmp_path_factory):
 @example(label="$\\frac{", metric="$x$")
 @example(label="a\nerror: b", metric="loss\n")
 @example(label="000", metric="method")
+@example(label=" ", metric="0")
 @example(label="\x7f\x9b31m\u202e\u200d", metric="loss")
 def test_labels_are_shown_as_they_are(folder, label, metric):
     shutil.rmtree(folder / "run", ignore_errors=True)
@@ -70,7 +71,7 @@ def test_labels_are_shown_as_they_are(folder, label, metric):
     if not set(config.title) & set("\n \u2003"):
         assert printable(config.title)[:8] in table
     rows = list(csv.reader(io.StringIO(shown("compare", folder / "run", "--csv"))))
-    for cell in (cell for row in rows for cell in row if cell):
+    for cell in (cell for row in rows for cell in row if cell.strip()):
         assert cell.lstrip()[0] not in "=+@" or cell == "@"
     shown("check", folder / "run")
     shown("report", folder / "run")
