@@ -91,7 +91,7 @@ class RunConfig:
         given = self.schedule.partial_work
         return self.strategy.partial_work if given is None else given
 
-    @property
+    @cached_property
     def augmentation(self) -> AugmentOptions | None:
         """Augmentation of training images; None for none."""
         return self.augment if self.augment.active else None

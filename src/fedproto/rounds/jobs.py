@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedproto.config import RunConfig
 from fedproto.data.federation import Federation
+from fedproto.disk.files import at_once
 from fedproto.engines.base import Engine, LocalJob
 from fedproto.engines.layers import statistics_names
 from fedproto.engines.setting import setting_of
@@ -16,7 +17,7 @@ from fedproto.errors import ConfigError, StoreError
 from fedproto.rng import Purpose, schedule, torch_seed
 from fedproto.rounds.claims import DRAWN, believed_sizes
 from fedproto.strategies.values import Setting, initial_tensors
-from fedproto.types import POOLED, ServerState
+from fedproto.types import POOLED, ServerState, Tensors
 
 if TYPE_CHECKING:
     from fedproto.rounds.run import Run
@@ -121,16 +122,14 @@ def plan_round(
         "keep_from": config.store.earliest_return(round_),
     }
     received = run.state.model
+    kept: list[Tensors] = [{} for _ in plan.orders]
+    if method.client_memory(setting) and not clients_remember:
+        kept = at_once(lambda one: run.memory_of(one.client, setting), plan.orders)
     jobs = [
         make_job(
-            config,
-            received,
-            batches,
-            memory={} if clients_remember else run.memory_of(batches.client, setting),
-            last_round=run.last_round.get(batches.client),
-            **shared,
+            config, received, one, memory=own, last_round=run.last_round.get(one.client), **shared
         )
-        for batches in plan.orders
+        for one, own in zip(plan.orders, kept, strict=True)
     ]
     return replace(plan, jobs=jobs)
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fedproto.config import RunConfig
+from fedproto.disk.files import at_once
 from fedproto.engines.base import Engine
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.measures import MEASURES, MeasureOptions, Meter
@@ -122,9 +122,7 @@ def finish_round(
         )
 
     run.last_round |= dict.fromkeys(outcome.attention, run.state.round)
-    if kept:
-        with ThreadPoolExecutor(min(len(kept), 8)) as pool:  # a disk answers late
-            list(pool.map(keep, kept))
+    at_once(keep, kept)
     if not plan.jobs and plan.cohort:
         note = "the model did not move: every client was dropped as a straggler"
         outcome = replace(outcome, note=note)
