@@ -25,13 +25,13 @@ from fedproto.store.sweeps import create_sweep
 METHODS = ("fedavg", "fedprox", "fedatt", "fedproto")
 PARTS = {
     "steps": ["lockstep.py:train"],
-    "looks at the clients' data": ["observations.py:observe"],
+    "looks at the clients' data": ["stacked.py:observe"],
     "tests": ["evaluate.py:evaluate_round"],
-    "members of a stack": ["members.py:alike"],
+    "members of a stack": ["stacked.py:_alike"],
     "planning": ["jobs.py:plan_round"],
     "checks of the updates": ["aggregate.py:reason_to_refuse", "aggregate.py:outliers"],
     "averaging": ["aggregation.py:combine"],
-    "reports of the clients": ["reports.py:of"],
+    "reports of the clients": ["setting.py:update"],
     "records and checkpoints": ["run.py:append", "run.py:save_checkpoint"],
 }
 DEVICE = ("steps", "looks at the clients' data", "tests")
