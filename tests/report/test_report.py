@@ -16,7 +16,7 @@ from fedproto.api.table import comparison
 from fedproto.data.synthetic import Synthetic
 from fedproto.errors import ConfigError
 from fedproto.report.arrangement import Arrangement, arrange
-from fedproto.report.figures import FigureFormat, FigureWidth, save_figures
+from fedproto.report.figures import FigureFormat, FigureWidth, curves, save_figures
 from fedproto.report.results import StoredRun, comparable, find_runs
 from fedproto.report.style import line_styles
 from fedproto.report.summary import summarize
@@ -398,3 +398,10 @@ def test_exports_have_fractions_bytes_and_seconds_and_name_no_other_unit():
     assert not [name for name in row if "%" in name or "MB" in name]
     (shown,) = [dict(zip(*table.cells(), strict=True))]
     assert (shown["accuracy %"], shown["MB"]) == ("80.0", "0.0")
+
+
+def test_a_figure_has_a_panel_for_each_condition_with_the_metric():
+    runs = [on(Synthetic(seed=seed), stored([0.1, 0.2])) for seed in (0, 1)]
+    runs.append(on(Synthetic(seed=2), stored([None, None])))
+    titles = [axes.get_title() for axes in curves(arrange(runs), "accuracy").axes]
+    assert titles == ["data seed 0", "data seed 1"]

@@ -95,14 +95,18 @@ def save_figures(
 
 def curves(arrangement: Arrangement, metric: str, width: FigureWidth = FigureWidth.page) -> Figure:
     """Smoothed curves, a panel per condition: means over seeds, each seed thinly or as a band."""
-    conditions = list(enumerate(arrangement.conditions))
-    alike = len({condition.family for condition in arrangement.conditions}) == 1
+    drawn = [
+        one for one in arrangement.groups if any(len(run.curve(metric)[0]) for run in one.runs)
+    ]
+    shown = {index for group in drawn for index in group.conditions}
+    conditions = [one for one in enumerate(arrangement.conditions) if one[0] in shown]
+    alike = len({condition.family for _, condition in conditions}) == 1
     figure, panels = _panels(
         len(conditions), 4, width, sharex=alike, sharey=alike, entries=len(arrangement.methods)
     )
     handles: dict[str, Any] = {}
     for axes, (index, condition) in zip(panels, conditions, strict=True):
-        for group in arrangement.groups:
+        for group in drawn:
             if index in group.conditions:
                 method = arrangement.methods[group.method]
                 line = _draw_group(axes, group.runs, metric, method.style)
