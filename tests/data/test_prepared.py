@@ -220,7 +220,7 @@ def test_the_stacked_engine_trains_on_prepared_samples(tmp_path):
             federation, model, Classification(), EngineOptions(device="cpu"), callback=Notices(said)
         )
     )
-    assert engine.stacks, said
+    assert engine._obstacle is None, said
     engine.close()
 
 

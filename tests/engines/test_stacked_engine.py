@@ -35,7 +35,7 @@ from fedproto.models import with_features
 from fedproto.models.base import build_model
 from fedproto.models.resnet import ResNet20Options
 from fedproto.models.small import CNN4Options, LeNetOptions
-from fedproto.strategies import Strategy
+from fedproto.strategies import Declared, Report, Strategy
 
 
 def own_module(*extra: nn.Module) -> nn.Module:
@@ -309,6 +309,21 @@ class SmallLogits(Strategy):
 
 
 @dataclass(frozen=True)
+class NearLastBias(Strategy):
+    """Sees memory that a client has from its second round on."""
+
+    def client_memory(self, setting):
+        return {"own/bias": Declared((CLASSES,), setting.float_type, initial=None)}
+
+    def batch_term(self, local, batch):
+        kept = local.memory.get("own/bias")
+        return None if kept is None else batch.mean((batch.logits - kept).square().sum(dim=1))
+
+    def report(self, local, trained, before, after):
+        return Report(memory={"own/bias": 1 + trained[local.head[-1]]})
+
+
+@dataclass(frozen=True)
 class CarefulTerm(Strategy):
     def batch_term(self, local, batch):
         size = batch.mean(batch.logits.square().sum(dim=1))
@@ -317,7 +332,7 @@ class CarefulTerm(Strategy):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_users_batch_term_is_stacked(model):
-    strategies = [SmallLogits(), FedAvg()]
+    strategies = [SmallLogits(), NearLastBias(), FedAvg()]
     momentum = TrainOptions(epochs=2, batch_size=5, lr=0.05, momentum=0.5)
     for train in (None, momentum):
         truth = sweep("reference", MODELS[model], strategies=strategies, train=train)

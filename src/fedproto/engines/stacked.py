@@ -22,7 +22,6 @@ from fedproto.engines.stacking.members import Member, StackKind, StackTerm
 from fedproto.engines.stacking.network import StackedForm, stacked_form
 from fedproto.errors import TrainingError, reason_of
 from fedproto.rng import Indices
-from fedproto.strategies.base import Strategy
 from fedproto.strategies.values import Observation, Statistic
 from fedproto.types import ClientFailure, ClientUpdate, ServerState, Tensors
 
@@ -56,33 +55,29 @@ class StackedEngine(Engine):
             self._clients = ClientView(
                 workload, self._device, lambda own: [targets[torch.from_numpy(own)]]
             )
-            self._failing_terms: dict[Strategy, str | None] = {}
-
-    @property
-    def stacks(self) -> bool:
-        """Whether models are stacked at all, or left to other engines."""
-        return self._obstacle is None
+            self._failing_terms: dict[StackKind, str | None] = {}
 
     def obstacle(self, job: LocalJob) -> str | None:
         """Why the model or the job cannot be stacked; a batch term is tried once."""
         if self._obstacle is not None:
             return self._obstacle
-        network, needs, strategy = self._network, job.method.needs, job.strategy
+        network, needs = self._network, job.method.needs
         if job.augment is not None and not network.can_move(job.augment):
             return "augmentation but for flips and padded crops of images"
         if (needs.before or needs.after) and network.lacks_statistics([job.state]):
             return "statistics of features with local batch norm"
         if "batch_term" not in needs.hooks:
             return None
-        if strategy not in self._failing_terms:
-            self._failing_terms[strategy] = None
+        kind = StackKind.of(job, [])
+        if kind not in self._failing_terms:
+            self._failing_terms[kind] = None
             try:
                 with self.workload.options.computing():
                     self._try_term(job)
             except Exception as error:  # noqa: BLE001 - a user's code can fail in any way
-                name = type(strategy).__name__
-                self._failing_terms[strategy] = f"{name} is not stacked: {reason_of(error)}"
-        return self._failing_terms[strategy]
+                name = type(job.strategy).__name__
+                self._failing_terms[kind] = f"{name} is not stacked: {reason_of(error)}"
+        return self._failing_terms[kind]
 
     def _try_term(self, job: LocalJob) -> None:
         """Runs a strategy's batch term on two samples; raises where `torch.func` cannot."""
@@ -112,7 +107,7 @@ class StackedEngine(Engine):
         """Tests all models together."""
         if not states or not len(indices):
             return [{} for _ in states]
-        if not self.stacks or self._network.lacks_statistics(states):
+        if self._obstacle is not None or self._network.lacks_statistics(states):
             return self.substitute().evaluate(states, indices)
         with self.workload.options.computing():
             tallies = self._observer.tallies(self._packed(states), len(states), indices)

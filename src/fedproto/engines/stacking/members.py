@@ -22,7 +22,7 @@ from fedproto.engines.stacking.network import (
     stack_params,
 )
 from fedproto.engines.training import TrainOptions, frozen_weights
-from fedproto.strategies.base import Strategy
+from fedproto.strategies.base import PERSONAL, Strategy
 from fedproto.strategies.values import Batch, Local, Objective, Outputs
 from fedproto.types import ServerState, Tensors, part, under
 
@@ -42,6 +42,7 @@ class StackKind:
 
     Attributes:
         term_of: The strategy, if it has a batch term.
+        term_inputs: Names of the tensors that it sees; of memory there may be none yet.
         augment: Augmentation of training images.
         proximal: Whether any job is pulled to the received weights.
         linear: Whether any job has a term that is linear in the weights.
@@ -50,6 +51,7 @@ class StackKind:
 
     train: TrainOptions
     term_of: Strategy | None
+    term_inputs: frozenset[str]
     augment: AugmentOptions | None
     proximal: bool
     linear: bool
@@ -58,9 +60,12 @@ class StackKind:
     @classmethod
     def of(cls, job: LocalJob, objectives: Sequence[Objective]) -> StackKind:
         """The kind of a stack of jobs like this one, with these closed-form terms."""
+        term_of = job.strategy if "batch_term" in job.method.needs.hooks else None
+        sent_and_kept = _without_models(job.strategy, job.broadcast, job.memory)
         return cls(
             train=job.train.kind,
-            term_of=job.strategy if "batch_term" in job.method.needs.hooks else None,
+            term_of=term_of,
+            term_inputs=frozenset(() if term_of is None else sent_and_kept),
             augment=job.augment,
             proximal=any(one.proximal for one in objectives),
             linear=any(one.linear is not None for one in objectives),
@@ -188,13 +193,7 @@ class StackTerm:
         """Takes the tensors of the leading jobs; returns whether new buffers had to be made."""
         self._head = locals_[0].head
         each = [self._tensors_of(local) for local in locals_]
-        # Memory that some clients have and others do not have yet is left out for all.
-        names = [name for name in each[0] if all(name in one for one in each)]
-        changed = _load(
-            self._tensors,
-            {name: torch.stack([one[name] for one in each]) for name in names},
-            capacity,
-        )
+        changed = _load(self._tensors, stack_params(each), capacity)
         for name in self._strategy.needs.frozen:
             pairs = zip(locals_, states, strict=True)
             own = [frozen_weights(name, local, state) for local, state in pairs]
@@ -249,20 +248,23 @@ class StackTerm:
 
     def _tensors_of(self, local: Local) -> dict[str, Tensor]:
         """A client's tensors, without the models that are there as frozen ones."""
-        models = tuple(f"{name}/" for name in self._strategy.needs.frozen)
-
-        def without_models(tensors: Tensors) -> Tensors:
-            return {name: one for name, one in tensors.items() if not name.startswith(models)}
-
         like = next(iter(local.params.values()))
         numbers = [float(local.num_examples), float(local.steps), float(local.lr)]
         return {
             "numbers": torch.tensor(numbers, dtype=like.dtype, device=like.device),
             "classes": local.classes,
             **under("params", local.params),
-            **under("broadcast", without_models(local.broadcast)),
-            **under("memory", without_models(local.memory)),
+            **_without_models(self._strategy, local.broadcast, local.memory),
         }
+
+
+def _without_models(strategy: Strategy, broadcast: Tensors, memory: Tensors) -> Tensors:
+    """What a client was sent and keeps, but for frozen models and the parameters of its own."""
+    models = tuple(f"{name}/" for name in (PERSONAL, *strategy.needs.frozen))
+    tensors = {**under("broadcast", broadcast), **under("memory", memory)}
+    return {
+        name: one for name, one in tensors.items() if not name.partition("/")[2].startswith(models)
+    }
 
 
 def _load(buffers: dict[str, Tensor], given: Tensors, capacity: int) -> bool:
