@@ -40,6 +40,12 @@ def test_memory_begins_as_declared_and_comes_back(tmp_path, kind):
     assert memory.recall(2, 5, KEPT) is None
 
 
+def test_memory_in_ram_is_not_that_of_all_clients_trained_together():
+    memory, stack = ClientMemory(), torch.rand(50, 2)
+    memory.save(3, 5, {"own/way": stack[7]}, keep_from=0)
+    assert memory.load(3, 5)["own/way"].untyped_storage().nbytes() == stack[7].nbytes
+
+
 def test_earlier_rounds_are_kept_as_long_as_a_run_may_go_back_to_them(tmp_path):
     memory = ClientMemoryOnDisk(Folder(tmp_path), "clients")
     for round_ in (1, 4, 6, 9):

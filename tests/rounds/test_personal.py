@@ -25,7 +25,7 @@ from fedproto.engines.setting import read_state, setting_of
 from fedproto.measures.scores import summarize_clients
 from fedproto.models.base import build_model
 from fedproto.rng.schedule import BatchOrder
-from fedproto.rounds import run_rounds
+from fedproto.rounds import evaluate, run_rounds
 from fedproto.rounds.evaluate import _summary
 from fedproto.rounds.jobs import plan_round
 from fedproto.strategies.base import PERSONAL
@@ -162,6 +162,24 @@ def test_new_clients_are_tested_after_fine_tuning(strategy):
     for name in ("accuracy", "loss"):
         mean = np.mean([one[name] for one in scores])
         assert records[-1].metrics[f"finetuned_{name}"] == pytest.approx(mean), name
+
+
+@pytest.mark.parametrize(
+    ("strategy", "method"), [(TwoModels(), "evaluate_personal"), (FedAvg(), "train")]
+)
+def test_models_of_all_clients_are_never_in_memory_together(monkeypatch, strategy, method):
+    _, truth, engine, _ = trained(strategy, finetune_epochs=1)
+    numbers, plain = [], getattr(type(engine), method)
+
+    def counting(self, jobs):
+        numbers.append(len(jobs))
+        return plain(self, jobs)
+
+    monkeypatch.setattr(type(engine), method, counting)
+    monkeypatch.setattr(evaluate, "AT_ONCE", 1)
+    run, found, _, federation = trained(strategy, finetune_epochs=1)
+    assert max(numbers) == run.config.schedule.cohort < len(federation.clients)
+    assert [one.metrics for one in found] == [one.metrics for one in truth]
 
 
 @pytest.mark.parametrize("engine", ["processes", "stacked"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 SERVED = ""
 """Name of the served model among those that are tested."""
+
+AT_ONCE = 32
+"""Clients whose models are tested together, where cohorts are smaller."""
 
 PERSONAL, FINETUNED = "personal_", "finetuned_"
 """Prefixes of metrics; ``worst_tenth_`` in front for the mean over the worst tenth of clients."""
@@ -82,14 +85,22 @@ def _personal_scores(
     if not needs.personal_model and "personal" not in needs.hooks:
         return {}
     federation, elsewhere = engine.workload.federation, engine.clients_remember
-    jobs = []
-    for client in _tested(federation):
-        last = run.last_round.get(client)
-        own: dict[str, Any] = {"last_round": last, "run": run.digest if elsewhere else ""}
-        if not elsewhere and last is not None:
-            own["memory"] = run.memory_of(client, setting)
-        jobs.append(_job(run.config, state, client, federation, **own))
-    return _summary(PERSONAL, engine.evaluate_personal(jobs))
+    tested, scores = _tested(federation), list[Mapping[str, float]]()
+    for part in [tested] if elsewhere else _in_parts(tested, run.config):
+        jobs = [
+            _job(
+                run.config,
+                state,
+                client,
+                federation,
+                memory={} if elsewhere else run.memory_of(client, setting),
+                last_round=run.last_round.get(client),
+                run=run.digest if elsewhere else "",
+            )
+            for client in part
+        ]
+        scores += engine.evaluate_personal(jobs)
+    return _summary(PERSONAL, scores)
 
 
 def finetuned_scores(run: Run, state: ServerState, engine: Engine) -> dict[str, float]:
@@ -108,15 +119,20 @@ def finetuned_scores(run: Run, state: ServerState, engine: Engine) -> dict[str, 
     tested = _tested(federation)
     new = [client for client in tested if client not in run.last_round] or tested
     plain = Method(HeadAlone() if run.config.strategy.finetunes_head else Strategy())
-    jobs = [_job(run.config, state, client, federation, epochs, method=plain) for client in new]
-    scores = [
-        engine.evaluate(
-            [ServerState(state.round, one.params, one.buffers)], federation.clients[one.client].test
-        )[0]
-        for one in engine.train(jobs)
-        if isinstance(one, ClientUpdate)
-    ]
+    scores = list[Mapping[str, float]]()
+    for part in _in_parts(new, run.config):
+        jobs = [_job(run.config, state, one, federation, epochs, method=plain) for one in part]
+        for one in engine.train(jobs):
+            if isinstance(one, ClientUpdate):
+                model = ServerState(state.round, one.params, one.buffers)
+                scores += engine.evaluate([model], federation.clients[one.client].test)
     return finite(_summary(FINETUNED, scores))
+
+
+def _in_parts(clients: Sequence[int], config: RunConfig) -> list[Sequence[int]]:
+    """Clients in parts of a cohort or so: there may be no room for a model of each of them."""
+    size = max(config.schedule.cohort, AT_ONCE)
+    return [clients[start : start + size] for start in range(0, len(clients), size)]
 
 
 def _tested(federation: Federation) -> list[int]:
@@ -137,12 +153,12 @@ def _job(
         config.seed, state.round, client, number, config.train.batch_size, epochs
     )
     rate = config.train.lr_at(config.schedule.rounds - 1, config.schedule.rounds)
-    return make_job(config, state, order, lr=rate, **fields)
+    return make_job(config, state.model, order, lr=rate, **fields)
 
 
-def _summary(prefix: str, scores: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def _summary(prefix: str, scores: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Means over clients, and over the worst tenth of them by the task's main score."""
-    found: Sequence[Mapping[str, float]] = [one for one in scores if one]
+    found = [one for one in scores if one]
     if not found:
         return {}
     means = {f"{prefix}{name}": float(np.mean([one[name] for one in found])) for name in found[0]}

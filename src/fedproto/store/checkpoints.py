@@ -160,7 +160,8 @@ class ClientMemory:
         `keep_from` is the earliest round to which the run may go back; older memory is dropped. A
         run that is kept in RAM never goes back.
         """
-        self._kept[client] = round_, tensors
+        # A view would keep the tensors of all clients that were trained together.
+        self._kept[client] = round_, {name: one.clone() for name, one in tensors.items()}
 
     def recall(self, client: int, last_round: int | None, declared: Declarations) -> Tensors | None:
         """A client's memory: initial before its first accepted update; None when it is lost."""
