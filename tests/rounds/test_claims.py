@@ -18,7 +18,7 @@ from fedproto.rounds.claims import believed_sizes, bound_claims
 from fedproto.rounds.jobs import participants
 from fedproto.strategies.fednova import FedNova
 from fedproto.strategies.fedprototan import FedProtoTan
-from fedproto.strategies.sections import Method
+from fedproto.strategies.sections import CLASSES, HeadOptions, Method
 from fedproto.strategies.serve import COUNT, PRODUCTS, SQUARES, SUM
 from fedproto.strategies.values import Local, Observation, Setting, initial_tensors
 from fedproto.types import ClientUpdate, ServerState
@@ -232,6 +232,26 @@ def test_a_claim_in_the_draw_counts_up_to_a_multiple_of_the_median():
 
     assert drawn(AggregateOptions()) == 1.0
     assert 0.5 < drawn(CLIP) < 0.95
+
+
+def test_a_claim_of_a_class_counts_up_to_a_multiple_of_the_median():
+    method = Method(
+        FedAvg(), head=HeadOptions(rows="counts"), aggregate=AggregateOptions(max_claim=2.0)
+    )
+    sizes = [CLAIMED, *[10] * 4]
+    updates = [
+        ClientUpdate(
+            client,
+            size,
+            {name: torch.full_like(one, float(client == LIAR)) for name, one in PARAMS.items()},
+            BUFFERS,
+            *(0.5, 1, 1, 0.1),
+            payload={CLASSES: torch.tensor([size, 0, 0, 0])},
+        )
+        for client, size in enumerate(sizes)
+    ]
+    row = closed(method, updates).state.params["head.weight"][0]
+    assert row.tolist() == pytest.approx([20 / 60] * D)
 
 
 @pytest.mark.parametrize("lie", [{"running_mean": 10.0}, {"running_var": 1e14}, {"tracked": 2**62}])

@@ -85,6 +85,9 @@ class HeadOptions(Part):
         if not self.by_class:
             return weights
         count_kc = torch.stack([update.payload[CLASSES] for update in updates]).cpu()
+        # No class has more samples than the client, whose number the cohort may have bounded.
+        size_k = torch.tensor([update.num_examples for update in updates])
+        count_kc = count_kc.minimum(setting.labels * size_k.unsqueeze(1))
         by_weight_kc = weights.client.unsqueeze(1).expand(count_kc.shape)
         share_kc = class_shares(count_kc if self.rows == "counts" else by_weight_kc, count_kc > 0)
         own = dict.fromkeys((name for name in setting.head if name in updates[0].params), share_kc)
@@ -296,10 +299,9 @@ class Method:
         for one in (self.strategy, self.serve, self.server):
             declared |= one.server_memory(setting)
         for beside in self.serve.others:
-            own = beside.server_memory(
-                setting
-            ).items()  # an average is sent once, as the served one
-            kept = {name: replace(one, broadcast=False) for name, one in own}
+            own = beside.server_memory(setting)
+            # An average is sent once, as the served one.
+            kept = {name: replace(one, broadcast=False) for name, one in own.items()}
             declared |= under(_group(beside), kept)
         return declared
 
