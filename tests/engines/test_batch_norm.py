@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from fedproto import FedAvg, Federation, FedProto, run, with_features
+from fedproto import FedAvg, Federation, FedProto, extend, run, with_features
 from fedproto.data.federation import Client
 from fedproto.data.samples import TensorSamples
+from fedproto.engines.base import ENGINES
 from fedproto.engines.layers import estimate, statistics_names, tolerate_single_values
 from fedproto.engines.reference import read_state
 from fedproto.models.base import build_model
@@ -118,6 +123,21 @@ def test_local_statistics_do_not_depend_on_the_models_own(federation, model):
     assert config.train.shared_buffers(model, read_state(model)[1]) == {}
 
 
+def test_clients_that_share_samples_are_tested_alike_in_every_engine():
+    clients = [(torch.randn(20, 4), torch.randint(0, 3, (20,))) for _ in range(3)]
+    federation = Federation.from_clients(clients, num_classes=3)
+    first, second, third = federation.clients
+    third = Client(third.train, np.concatenate([second.test, third.test]))
+    shared = replace(federation, clients=[first, second, third])
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    engine = engine_for(shared, model.double(), dtype="float64", eval_batch_size=2)
+    state, scores = ServerState(0, read_state(model)[0], {}), []
+    for name in ("reference", "processes"):
+        with contextlib.closing(ENGINES.get(name)(engine.workload)) as engine:
+            scores += engine.evaluate([state], shared.test_indices)
+    assert scores[0] == pytest.approx(scores[1])
+
+
 def test_estimated_statistics_are_the_mean_over_the_batches():
     model = nn.Sequential(nn.BatchNorm2d(2), nn.Dropout(0.5))
     batches = [torch.randn(4, 2, 3, 3) for _ in range(3)]
@@ -140,6 +160,22 @@ def test_a_single_value_is_normalised_by_the_running_statistics():
     assert layer.training
     layer(torch.cat([one, one + 1]))
     assert layer.running_mean.tolist() != [1.0, 2.0]
+
+
+@pytest.mark.parametrize("strategy", ["ditto", "steady"])
+def test_statistics_that_clients_or_server_keep_have_the_models_precision(tmp_path, strategy):
+    clients = [(torch.randn(9, 4), torch.randint(0, 3, (9,))) for _ in range(3)]
+    federation = Federation.from_clients(clients, num_classes=3)
+    torch.manual_seed(0)
+    own = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+    def go(rounds, out):
+        options = {"cohort": 3, "epochs": 1, "engine": {"name": "reference", "dtype": "float64"}}
+        return run(federation, own, strategy, rounds=rounds, out=out, **options).state
+
+    go(1, tmp_path / "later")
+    extend(tmp_path / "later", 2)
+    assert same_tensors(go(2, tmp_path / "later").buffers, go(2, tmp_path / "once").buffers)
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedproto"])

@@ -15,6 +15,7 @@ from engine_cases import (
     check_same,
     engine_for,
     jobs_of,
+    pids,
     small_federation,
     sweep,
 )
@@ -44,7 +45,7 @@ def test_a_device_whose_process_is_killed_does_its_share_again():
     assert engine.name == "stacked"
     try:
         before = engine.train(jobs)
-        os.kill(engine.pids[1], signal.SIGKILL)
+        os.kill(pids(engine._pool)[1], signal.SIGKILL)
         after = engine.train(jobs)
     finally:
         engine.close()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from fedproto import FedAvg, FedProto, FedProx, with_features
+from fedproto import FedAvg, FedProto, FedProx, FedRep, with_features
 from fedproto.data.federation import Federation
 from fedproto.equations import class_prototypes, local_margin
 from fedproto.errors import ConfigError, TrainingError
@@ -135,6 +135,16 @@ def test_a_model_that_does_not_fit_the_data_is_a_clear_error(small_federation):
         TrainingError, match=r"training client \d+ in round 0 failed: mat1 and mat2"
     ):
         train(FedAvg(), small_federation, model, delta=0)
+
+
+@pytest.mark.parametrize(("strategy", "fixed"), [(FedAvg(), 2), (FedRep(), 1)])
+def test_a_phase_without_parameters_to_train_is_a_clear_error(small_federation, strategy, fixed):
+    layers = [nn.Linear(5, 6), nn.Linear(6, 4)]
+    for layer in layers[:fixed]:
+        layer.requires_grad_(False)
+    model = with_features(nn.Sequential(*layers))
+    with pytest.raises(TrainingError, match=f"{type(strategy).__name__} trains no parameter"):
+        train(strategy, small_federation, model)
 
 
 def test_a_model_without_features_is_refused_only_where_a_method_needs_them(small_federation):

@@ -12,9 +12,11 @@ import torch
 from engine_cases import (
     CLASSES,
     MODELS,
+    PersonalHead,
     check_same,
     engine_for,
     jobs_of,
+    pids,
     small_federation,
     sweep,
 )
@@ -56,14 +58,14 @@ def test_a_killed_worker_changes_nothing(case):
 
         def kill_one():
             if len(killed) < 3:
-                victim = engine.pids[len(killed) % 2]
+                victim = pids(engine._pool)[len(killed) % 2]
                 killed.append(victim)
                 os.kill(victim, signal.SIGKILL)
 
         engine.workload.callback.on_job = kill_one
         disturbed = engine.train(jobs)
         assert len(killed) == 3
-        assert not set(killed) & set(engine.pids)
+        assert not set(killed) & set(pids(engine._pool))
         assert bits(disturbed) == bits(undisturbed)
         assert [update.client for update in disturbed] == [job.client for job in jobs]
         for one, other in zip(disturbed, undisturbed, strict=True):
@@ -82,10 +84,10 @@ def test_a_stopped_worker_is_noticed_and_changes_nothing(case, monkeypatch):
     engine = engine_for("processes", federation, model, notices, workers=2)
     try:
         undisturbed = engine.train(jobs)
-        victim = engine.pids[1]
+        victim = pids(engine._pool)[1]
         os.kill(victim, signal.SIGSTOP)
         disturbed = engine.train(jobs)
-        assert victim not in engine.pids
+        assert victim not in pids(engine._pool)
         assert bits(disturbed) == bits(undisturbed)
         assert any("did not respond" in notice for notice in notices)
     finally:
@@ -113,11 +115,11 @@ def test_a_worker_that_stops_within_a_long_message_is_noticed(monkeypatch, tmp_p
     results = {}
     workers = pool.WorkerPool(lambda _: work, [pool.CPU])
     try:
-        (before,) = workers.pids
+        (before,) = pids(workers)
         if reading:
             os.kill(before, signal.SIGSTOP)
         workers.run([sent], lambda place, result: results.update({place: result}))
-        assert workers.pids != [before]
+        assert pids(workers) != [before]
     finally:
         workers.close()
     assert results == {0: sent}
@@ -136,7 +138,7 @@ def test_a_slow_task_is_not_taken_for_a_stopped_one(monkeypatch):
     results = {}
     workers = pool.WorkerPool(lambda _: compute, [pool.CPU])
     try:
-        (before,) = workers.pids
+        (before,) = pids(workers)
         workers.run([2.0], lambda place, result: results.update({place: result}))
     finally:
         workers.close()
@@ -150,9 +152,9 @@ def test_the_number_of_workers_changes_nothing(case):
     for workers in (1, 3):
         engine = engine_for("processes", federation, model, [], workers=workers)
         results.append(bits(engine.train(jobs)))
-        assert len(engine.pids) == workers
+        assert len(pids(engine._pool)) == workers
         engine.close()
-        assert engine.pids == []
+        assert pids(engine._pool) == []
     assert results[0] == results[1]
 
 
@@ -205,6 +207,18 @@ def test_an_error_in_a_worker_is_told_and_the_engine_goes_on(case, unexpectedly,
         assert bits(engine.train(good)) == before
     finally:
         engine.close()
+
+
+def test_strategies_that_cannot_be_sent_are_trained_here():
+    @dataclass(frozen=True)
+    class Inside(PersonalHead):
+        pass
+
+    truth = sweep("reference", MODELS["mlp"], strategies=[Inside(), FedAvg()])
+    found = sweep("processes", MODELS["mlp"], strategies=[Inside(), FedAvg()])
+    (notice,) = found.notices
+    assert "Inside cannot be sent to other processes" in notice
+    check_same(found, truth, 1e-9)
 
 
 def test_where_no_process_can_be_started_one_core_is_used(monkeypatch):

@@ -14,7 +14,7 @@ from fedproto.data.shapes import Shapes
 from fedproto.data.tasks import Segmentation, task_named
 from fedproto.engines.augment import AugmentOptions
 from fedproto.engines.base import ENGINES, EngineOptions, LocalJob, Workload
-from fedproto.engines.layers import _pays, by_phases, take_over
+from fedproto.engines.layers import _pays, by_phases, filter_by_phases
 from fedproto.engines.reference import read_state
 from fedproto.errors import DataError, TrainingError
 from fedproto.models.base import build_model
@@ -94,7 +94,7 @@ def test_phases_of_two_pixels_a_side_are_left_to_the_library():
 
 
 def test_only_layers_whose_taps_are_apart_are_taken_over(model):
-    take_over(model)
+    filter_by_phases(model)
     taken = {name for name, layer in model.named_modules() if "forward" in vars(layer)}
     dilated = {
         name

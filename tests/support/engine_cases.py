@@ -26,6 +26,7 @@ from fedproto.config.options import ScheduleOptions
 from fedproto.data.federation import Federation
 from fedproto.data.tasks import task_named
 from fedproto.engines.base import Engine, EngineOptions, LocalJob, Workload
+from fedproto.engines.pool import WorkerPool
 from fedproto.engines.processes import make_engine
 from fedproto.engines.reference import read_state
 from fedproto.engines.stacking.layers import Conv, Dense
@@ -243,6 +244,11 @@ def small_federation(
         ],
         num_classes=CLASSES,
     )
+
+
+def pids(pool: WorkerPool) -> list[int]:
+    """The process ids of a pool's workers."""
+    return [worker.process.pid for worker in pool._workers]
 
 
 @dataclass

@@ -134,7 +134,7 @@ class RunConfig:
             TrainingError: If model and data do not fit together.
         """
         task = task_named(federation.task, federation.class_names)
-        model = fitted(model, federation, task)
+        model = fitted(model.to(self.engine.torch_dtype()), federation, task)
         return Workload(federation, model, task, self.engine, callback or Callback())
 
     def to_dict(self) -> dict[str, Any]:

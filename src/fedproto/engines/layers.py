@@ -51,7 +51,7 @@ def tolerate_single_values(model: nn.Module) -> None:
     1×1 as in global pooling. It is normalised by the running statistics and leaves them as they
     are.
     """
-    for layer in layers(model).values():
+    for layer in batch_norms(model).values():
         layer.forward = functools.partial(_normalised, layer)  # type: ignore[method-assign]
 
 
@@ -64,7 +64,7 @@ def _normalised(layer: _BatchNorm, x: Tensor) -> Tensor:
         layer.training = training
 
 
-def layers(model: nn.Module) -> dict[str, _BatchNorm]:
+def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     """A model's batch-norm layers that keep statistics, by name."""
     return {
         name: module
@@ -77,20 +77,20 @@ def statistics_names(model: nn.Module) -> set[str]:
     """The names of the buffers that are batch-norm statistics."""
     return {
         f"{name}.{buffer}" if name else buffer
-        for name, layer in layers(model).items()
+        for name, layer in batch_norms(model).items()
         for buffer, _ in layer.named_buffers(recurse=False)
     }
 
 
-def freeze(model: nn.Module) -> None:
+def freeze_statistics(model: nn.Module) -> None:
     """Lets a model in training normalise by its statistics and leave them as they are."""
-    for layer in layers(model).values():
+    for layer in batch_norms(model).values():
         layer.eval()
 
 
-def forget(model: nn.Module) -> None:
+def reset_statistics(model: nn.Module) -> None:
     """Sets a model's statistics to what they are at first: those of another client are not its."""
-    for layer in layers(model).values():
+    for layer in batch_norms(model).values():
         layer.reset_running_stats()
 
 
@@ -108,7 +108,7 @@ def goes_by_batch(model: nn.Module) -> bool:
 def estimate(model: nn.Module, batches: Iterable[Tensor]) -> None:
     """Sets a model's statistics to the mean of those of some batches, and the model to testing."""
     model.eval()
-    found = layers(model).values()
+    found = batch_norms(model).values()
     if not found:
         return
     momenta = [layer.momentum for layer in found]
@@ -123,7 +123,9 @@ def estimate(model: nn.Module, batches: Iterable[Tensor]) -> None:
     model.eval()
 
 
-KINDS = (nn.Dropout, nn.Dropout2d)
+HASHED_DROPOUT = (nn.Dropout, nn.Dropout2d)
+"""Layers whose masks are hashed."""
+
 _GOLDEN, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685
 _BITS = 53
 
@@ -143,7 +145,7 @@ class Masks:
         self.seed, self.step = torch.zeros((2, 1), dtype=torch.int64, device=device)
         self._place = 0
         for layer in model.modules():
-            if isinstance(layer, _DropoutNd) and type(layer) in KINDS:
+            if isinstance(layer, _DropoutNd) and type(layer) in HASHED_DROPOUT:
                 # The instance's own: what a layer is called and what it is stays as it was.
                 layer.forward = functools.partial(self._applied, layer)
                 self.drawn = True
@@ -196,9 +198,9 @@ def dropout_factors(
 
 
 def draws_by_generator(model: nn.Module) -> bool:
-    """Whether any layer draws from a generator all the same."""
+    """Whether any dropout layer draws from a generator: one whose masks are not hashed."""
     return any(
-        isinstance(layer, _DropoutNd) and layer.p > 0 and type(layer) not in KINDS
+        isinstance(layer, _DropoutNd) and layer.p > 0 and type(layer) not in HASHED_DROPOUT
         for layer in model.modules()
     )
 
@@ -215,8 +217,8 @@ def _shifted(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def take_over(model: nn.Module) -> None:
-    """Lets such layers of a model go by phases on CUDA, where channels lie last.
+def filter_by_phases(model: nn.Module) -> None:
+    """Lets dilated depthwise filters of a model go by phases on CUDA, where channels lie last.
 
     Only where nothing is trained: for small batches and the way back it was not measured.
     """

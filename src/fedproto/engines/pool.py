@@ -80,11 +80,6 @@ class WorkerPool:
         for device in devices:
             self._workers.append(self._start(device))
 
-    @property
-    def pids(self) -> list[int]:
-        """The workers' process ids."""
-        return [worker.process.pid for worker in self._workers]
-
     def run(self, tasks: Sequence[Any], on_result: Callable[[int, Any], None]) -> None:
         """Runs tasks, the first ones first; `on_result` gets the place of each and its result.
 

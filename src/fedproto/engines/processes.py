@@ -32,7 +32,7 @@ from fedproto.engines.base import (
     Workload,
     available_cores,
 )
-from fedproto.engines.layers import goes_by_batch
+from fedproto.engines.layers import goes_by_batch, statistics_names
 from fedproto.engines.manual import ManualTrainer
 from fedproto.engines.pool import CPU, WorkerPool, keep_freed_memory
 from fedproto.errors import ConfigError, TrainingError
@@ -66,10 +66,13 @@ class SharingEngine(Engine):
             self.workload.callback.on_notice(f"cannot start processes ({error}); working in one")
             self._here = make_engine(devices[0], self.workload.callback)
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the workers."""
-        return self._pool.pids if self._pool else []
+    def obstacle(self, job: LocalJob) -> str | None:
+        """A strategy that another process would not find, such as one defined in a function."""
+        try:
+            pickle.dumps(type(job.strategy))
+        except (pickle.PicklingError, AttributeError) as error:
+            return f"{type(job.strategy).__name__} cannot be sent to other processes: {error}"
+        return None
 
     def train_natively(self, jobs: Sequence[LocalJob]) -> list[ClientUpdate | ClientFailure]:
         """Trains the jobs, shared out by their numbers of steps."""
@@ -77,6 +80,8 @@ class SharingEngine(Engine):
 
     def evaluate_personal(self, jobs: Sequence[LocalJob]) -> list[dict[str, float]]:
         """Tests the clients' models, shared out by their numbers of samples."""
+        if any(self.obstacle(job) for job in jobs):
+            return super().evaluate_personal(jobs)
         clients = self.workload.federation.clients
         sizes = [len(clients[job.client].test) for job in jobs]
         return self._shared("evaluate_personal", jobs, sizes)
@@ -141,7 +146,8 @@ class ProcessesEngine(SharingEngine):
             return [{} for _ in states]
         size = self.workload.options.eval_batch_size
         # What is cut into parts must not matter: a client's samples may have to stay together.
-        whole = goes_by_batch(self.workload.model)
+        model, known = self.workload.model, states[0].buffers.keys()
+        whole = goes_by_batch(model) or not statistics_names(model) <= known
         parts = [indices] if whole else np.split(indices, range(size, len(indices), size))
         found = self._called([("tally", state.model, part) for state in states for part in parts])
         # Added up in the order of the samples, whoever was done first.

@@ -22,9 +22,9 @@ from fedproto.engines.base import ENGINES, Engine, LocalJob, Workload
 from fedproto.engines.layers import (
     Masks,
     estimate,
-    forget,
-    freeze,
+    freeze_statistics,
     goes_by_batch,
+    reset_statistics,
     statistics_names,
     tolerate_single_values,
 )
@@ -135,6 +135,12 @@ class ReferenceEngine(Engine):
                 self._set_trainable(
                     job.strategy.trainable(local, epoch, job.train.epochs), required
                 )
+            if not any(one.requires_grad for one in self._model.parameters()):
+                name = type(job.strategy).__name__
+                raise TrainingError(
+                    f"{name} trains no parameter of this model in epoch {epoch}; give the model"
+                    " another trainable layer"
+                )
             for inputs, targets in self._batches(job, indices, epoch, batches):
                 loss += step(inputs, targets) * len(inputs)
                 seen += len(inputs)
@@ -176,7 +182,7 @@ class ReferenceEngine(Engine):
         """Makes the model, which holds a job's weights, ready for its steps."""
         self._model.train()
         if job.train.batch_norm == "frozen":
-            freeze(self._model)
+            freeze_statistics(self._model)
         self._masks.begin_job(job.seed)
 
     def _step_by(
@@ -244,7 +250,7 @@ class ReferenceEngine(Engine):
         """Puts a received model into the engine's; statistics that it lacks are initialised."""
         load_state(self._model, state)
         if self._lacks_statistics(state):
-            forget(self._model)
+            reset_statistics(self._model)
 
     @torch.no_grad()
     def tally(self, state: ServerState, indices: Indices) -> Tensor | None:

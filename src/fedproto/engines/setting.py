@@ -6,7 +6,7 @@ Both are found by running the model on one input.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property
 
@@ -99,12 +99,6 @@ class ClientView:
         """Model and federation as declarations see them."""
         return setting_of(self._workload, dict(self._workload.model.named_parameters()))
 
-    def personal(self, job: LocalJob) -> Collection[str]:
-        """Names of the parameters that stay on the client."""
-        if "personal" not in job.method.needs.hooks:
-            return ()
-        return job.strategy.personal(self.setting)
-
     def local(self, job: LocalJob) -> Local:
         """A client's side of a job."""
         needs = job.method.needs
@@ -142,7 +136,8 @@ class ClientView:
             own: The client's own model, if it trains one beside.
         """
         report = job.method.report(local, trained, *observed)
-        kept = own or {name: trained[name] for name in self.personal(job)}
+        stay = job.strategy.personal(self.setting) if "personal" in job.method.needs.hooks else ()
+        kept = own or {name: trained[name] for name in stay}
         return ClientUpdate(
             client=job.client,
             num_examples=job.batches.num_examples,

@@ -19,7 +19,7 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedproto.engines.layers import KINDS, evaluating
+from fedproto.engines.layers import HASHED_DROPOUT, evaluating
 from fedproto.models.adapter import original
 from fedproto.models.layers import StandardizedConv2d
 
@@ -282,7 +282,7 @@ class _Builder:
         elif isinstance(layer, _BatchNorm | nn.GroupNorm):
             self._add_norm(node, layer)
         elif isinstance(layer, _DropoutNd):
-            if type(layer) not in KINDS:
+            if type(layer) not in HASHED_DROPOUT:
                 raise _Unknown
             place = sum(isinstance(step, DropoutStep) for step in self._steps.values())
             whole = isinstance(layer, nn.Dropout2d)
