@@ -250,6 +250,7 @@ class Engine(abc.ABC):
     """Runs jobs.
 
     Attributes:
+        name: The engine's name in ``run.json``.
         capabilities: Capabilities of the engine itself.
         fallbacks: Names of engines for jobs that need more; the last one can do everything.
         holds_data: Whether the clients' samples can be read where the engine is.
@@ -262,14 +263,9 @@ class Engine(abc.ABC):
     clients_remember: bool = False
 
     def __init__(self, workload: Workload) -> None:
-        self.workload = workload
+        self.workload, self.name = workload, type(self).__name__.removesuffix("Engine").lower()
         self._substitutes: dict[str, Engine] = {}
         self._noticed: set[str] = set()
-
-    @property
-    def name(self) -> str:
-        """The engine's name in ``run.json``."""
-        return type(self).__name__.removesuffix("Engine").lower()
 
     def train(self, jobs: Sequence[LocalJob]) -> list[ClientUpdate | ClientFailure]:
         """One result per job of a round, in the jobs' order.

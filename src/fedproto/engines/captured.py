@@ -61,7 +61,7 @@ class CapturedEngine(ReferenceEngine):
     def _forget_graphs(self) -> None:
         """Graphs hold addresses of buffers; without graphs their memory pool is gone, too."""
         for kind in self._kinds.values():
-            kind.forget()
+            kind.graphs.clear()
         self._pool = torch.cuda.graph_pool_handle()
 
     def _fit(
@@ -154,6 +154,7 @@ class _Kind:
 
     Attributes:
         loss: The sum of the losses of all samples since it was set to zero.
+        graphs: A step of each size of a batch; None where it is not captured.
     """
 
     def __init__(self, engine: CapturedEngine, job: LocalJob, objective: Objective) -> None:
@@ -164,12 +165,8 @@ class _Kind:
         self.loss = torch.zeros((), device=engine._device)
         self._optimizer = train.optimizer_for(engine._model, self._rate)
         self._step = engine._step_by(train, self._optimizer, objective, self._received)
-        self._graphs: dict[Shape, torch.cuda.CUDAGraph | None] = {}
+        self.graphs: dict[Shape, torch.cuda.CUDAGraph | None] = {}
         self._refused = False
-
-    def forget(self) -> None:
-        """Frees its graphs."""
-        self._graphs.clear()
 
     def begin(self, job: LocalJob) -> _Kind:
         """Makes ready for a job, whose weights the model holds already."""
@@ -185,10 +182,10 @@ class _Kind:
 
     def step(self, key: Shape) -> None:
         """One step on the next batch: the first of its size as it is, the second captured."""
-        seen, graph = key in self._graphs, self._graphs.setdefault(key, None)
+        seen, graph = key in self.graphs, self.graphs.setdefault(key, None)
         if seen and graph is None and not self._refused:
             try:
-                graph = self._graphs[key] = self._capture(key)
+                graph = self.graphs[key] = self._capture(key)
             except RuntimeError as error:
                 self._refused = True
                 self._engine.workload.callback.on_notice(

@@ -164,7 +164,7 @@ class DevicesEngine(SharingEngine):
 
     def __init__(self, name: str, workload: Workload) -> None:
         super().__init__(workload)
-        self._name = name
+        self.name = name
         try:
             sent = pickle.dumps(replace(workload, callback=Callback()))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -175,11 +175,6 @@ class DevicesEngine(SharingEngine):
         devices = workload.options.process_devices()
         self._shares = len(devices)
         self._start(functools.partial(_engine_on, name, sent), devices, forked=False)
-
-    @property
-    def name(self) -> str:
-        """That of the engines."""
-        return self._name
 
     def evaluate(self, states: Sequence[ServerState], indices: Indices) -> list[dict[str, float]]:
         """Tests the models, shared out evenly."""

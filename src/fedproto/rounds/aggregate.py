@@ -241,18 +241,16 @@ def _value_checks(
     update: ClientUpdate, sent: ServerState, declared: Declarations
 ) -> Iterator[tuple[list[str], Tensor]]:
     """Checks of the values: the message of each, and whether it passes."""
-    params = {
-        name: one for name, one in update.params.items() if one.is_floating_point() and one.numel()
-    }
-    if params:
-        largest = torch.stack([sent.largest[name] for name in params]).double()
+    largest = ServerState(sent.round, update.params, {}).largest
+    if largest:
+        before = torch.stack([sent.largest[name] for name in largest]).double()
         yield (
             [
                 f"parameter '{name}' is NaN, infinite or implausibly large after local training"
                 " (learning rate too high?)"
-                for name in params
+                for name in largest
             ],
-            _sizes(list(params.values())) <= LARGEST_GROWTH * (1 + largest),
+            torch.stack([*largest.values()]).double() <= LARGEST_GROWTH * (1 + before),
         )
     for name, tensor in update.buffers.items():
         if tensor.is_floating_point():
@@ -275,14 +273,6 @@ def _value_checks(
                 [f"payload '{name}' is not zero where '{one.zero_where}' is"],
                 (tensor[empty] == 0).all(),
             )
-
-
-def _sizes(tensors: Sequence[Tensor]) -> Tensor:
-    """The largest absolute value of each tensor; NaN where there is one."""
-    if tensors[0].is_cuda:  # one operation for all of them: a GPU waits for the host otherwise
-        return torch.stack(torch._foreach_norm(list(tensors), math.inf)).double()
-    ends = [torch.stack(tensor.aminmax()) for tensor in tensors]  # the norm is slow on a CPU
-    return torch.stack(ends).double().abs().amax(dim=1)
 
 
 def _within(tensor: Tensor, low: float, high: float) -> Tensor:
