@@ -13,12 +13,13 @@ from fedproto.config import read_config
 from fedproto.config.options import StoreOptions
 from fedproto.disk.files import Folder
 from fedproto.engines.reference import ReferenceEngine
+from fedproto.engines.setting import ClientView
 from fedproto.rounds import run_rounds
 from fedproto.store import RunStore
 from fedproto.store.checkpoints import ClientMemory, ClientMemoryOnDisk
 from fedproto.strategies.values import Declared
 from fedproto.types import ClientFailure
-from helpers import begin, config_of, engine_for, run_from, same_tensors, simulate
+from helpers import begin, config_of, engine_for, planned, run_from, same_tensors, simulate
 
 KEPT = {"own/rounds": Declared((), torch.float32), "own/way": Declared((2,), torch.float64)}
 
@@ -92,6 +93,16 @@ class Refusing(ReferenceEngine):
             results[0] = replace(results[0], params=broken)
             results[1] = ClientFailure(jobs[1].client, "no power")
         return results
+
+
+def test_what_a_client_kept_and_received_lies_where_its_model_does(small_federation, small_model):
+    """Control variates and slopes come from disk or a message; the model may be on a GPU."""
+    workload = engine_for(small_federation, small_model).workload
+    there = torch.device("meta")  # in place of a GPU: it computes nothing, which is not needed
+    (job, *_) = planned(begin(config_of(Scaffold()), small_model), small_federation).jobs
+    job = replace(job, memory={"control/a": torch.ones(2)}, broadcast={"control/a": torch.ones(2)})
+    local = ClientView(workload, there, lambda _: []).local(job)
+    assert {one.device for one in (*local.memory.values(), *local.broadcast.values())} == {there}
 
 
 def test_an_update_that_is_not_accepted_changes_no_memory(small_federation, small_model):
