@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
+import fedproto
 from flower_runs import CLIENTS, everyone, over_flower, pooled, simulated, tables
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
@@ -17,6 +20,7 @@ from flwr.app import Error, Message
 
 from fedproto import STRATEGIES
 from fedproto.config import read_config
+from fedproto.data.digits import Digits
 from fedproto.disk.integrity import sealed, unsealed
 from fedproto.errors import ConfigError, DataError, StoreError
 from fedproto.flower import nodes, wire
@@ -124,6 +128,24 @@ def test_clients_test_where_the_server_has_no_data(tmp_path):
         )
     enrolled, _ = json.loads((ours.path / "clients.json").read_text()).values()
     assert [one["client"] for one in enrolled] == list(range(CLIENTS))
+
+
+def test_a_server_without_data_exports_its_model_and_predicts(tmp_path, monkeypatch):
+    data = {"name": "digits", "clients": CLIENTS}
+    store = over_flower(
+        tmp_path / "run", data=data, flower={"evaluate_on": "clients"}, schedule={"rounds": 1}
+    )
+
+    def absent(*_):
+        raise AssertionError("the data is with the clients")
+
+    pictures = Digits(clients=CLIENTS).load(tmp_path).samples.batch(np.arange(2))[0]
+    monkeypatch.setattr(Digits, "load", absent)
+    result = fedproto.load(store.path)
+    weights = load_file(result.export(tmp_path / "model") / "model.safetensors")
+    assert same_tensors(weights, dict(result.model.named_parameters()))
+    assert len(fedproto.predict(result, pictures)) == 2
+    assert "subtracted" not in (tmp_path / "model" / "README.md").read_text()
 
 
 def test_measures_are_taken_only_where_the_server_has_the_data(tmp_path):
