@@ -130,7 +130,7 @@ def finetuned_scores(run: Run, state: ServerState, engine: Engine) -> dict[str, 
 
 
 def _in_parts(clients: Sequence[int], config: RunConfig) -> list[Sequence[int]]:
-    """Clients in parts of a cohort or so: there may be no room for a model of each of them."""
+    """Clients in parts of a cohort or so: memory may not suffice for a model of each."""
     size = max(config.schedule.cohort, AT_ONCE)
     return [clients[start : start + size] for start in range(0, len(clients), size)]
 
