@@ -77,7 +77,7 @@ def test_labels_are_shown_as_they_are(folder, label, metric):
     shown("report", folder / "run")
     shown("best", folder / "run", f"--by={metric}")
     assert expand(tomllib.loads(recipe_text(config.to_recipe()))).popitem()[1].label == label
-    shown("compare", folder / "nowhere" / label.replace("\0", ""))
+    shown("compare", folder / f"nowhere{label.replace(chr(0), '')}")
 
 
 @pytest.mark.parametrize("label", ["$\\frac{", "[/]", "a$b$c", "\x07"])

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from fedproto.config.options import StoreOptions
 from fedproto.disk.integrity import sealed
 from fedproto.errors import ConfigError, StoreError
 from fedproto.store import RunStore, open_or_create, read_description
-from fedproto.store.sweeps import create_sweep, open_runs
+from fedproto.store.sweeps import create_sweep, open_runs, run_directories
 from fedproto.types import RoundRecord
 from helpers import make_state, same_tensors, simulate
 from run_directories import TINY, snapshot, tiny
@@ -354,3 +355,18 @@ def test_a_damaged_best_model_is_named_and_a_missing_one_too(tmp_path, finished,
 def test_the_best_model_needs_validation_data(tmp_path):
     with pytest.raises(ConfigError, match=r"store\.best chooses by validation scores"):
         simulate([RunStore.create(tmp_path / "run", tiny(store={"best": True}))])
+
+
+def test_folders_that_vanish_during_a_search_are_passed_over(tmp_path, monkeypatch):
+    (tmp_path / "runs").mkdir()
+    RunStore.create(tmp_path / "runs" / "one", tiny())
+    (tmp_path / "runs" / "gone").mkdir()
+    listed = os.scandir
+
+    def vanished(path):
+        if Path(path).name == "gone":
+            raise FileNotFoundError(path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", vanished)
+    assert run_directories(tmp_path / "runs") == [tmp_path / "runs" / "one"]

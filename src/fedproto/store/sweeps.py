@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -120,7 +121,8 @@ def run_directories(path: Path) -> list[Path]:
         return [path]
     if is_sweep(path):
         return [run for name in _tables(path) if is_run(run := inside(path, name))]
-    return sorted(file.parent for file in path.rglob("run.json"))
+    # Unlike `Path.rglob`, it passes over folders that vanish or cannot be read meanwhile.
+    return sorted(Path(folder) for folder, _, files in os.walk(path) if "run.json" in files)
 
 
 def _read(path: Path) -> dict[str, RunConfig]:
