@@ -15,7 +15,7 @@ from fedproto.data.federation import Client
 from fedproto.data.samples import TensorSamples
 from fedproto.engines.base import ENGINES
 from fedproto.engines.layers import estimate, statistics_names, tolerate_single_values
-from fedproto.engines.reference import read_state
+from fedproto.engines.reference import by_client, read_state
 from fedproto.models.base import build_model
 from fedproto.models.deeplab import SmallDeepLabOptions
 from fedproto.rounds import Run
@@ -136,6 +136,9 @@ def test_clients_that_share_samples_are_tested_alike_in_every_engine():
         with contextlib.closing(ENGINES.get(name)(engine.workload)) as engine:
             scores += engine.evaluate([state], shared.test_indices)
     assert scores[0] == pytest.approx(scores[1])
+    ((train, tested),) = by_client(shared, third.test)
+    assert train is third.train
+    assert tested is third.test
 
 
 def test_estimated_statistics_are_the_mean_over_the_batches():

@@ -11,7 +11,7 @@ from fedproto import Centralized, FedAvg, FedProto, FedProx, Scaffold
 from fedproto.callback import Callback
 from fedproto.config.options import EvaluateOptions, StopOptions
 from fedproto.engines.training import TrainOptions
-from fedproto.errors import ConfigError
+from fedproto.errors import ConfigError, DataError
 from fedproto.rounds import Run, run_rounds
 from fedproto.strategies.serve import ServeOptions
 from fedproto.types import RoundRecord, num_bytes
@@ -210,6 +210,13 @@ def test_a_learning_rate_that_explodes_leaves_the_model_as_it_was(small_federati
 def test_a_cohort_larger_than_the_federation_is_refused(small_federation, small_model):
     with pytest.raises(ConfigError, match=r"schedule.cohort must be at most 6, .* not 7"):
         train(FedAvg(), small_federation, small_model, cohort=7)
+
+
+def test_a_client_without_training_samples_is_refused(small_federation, small_model):
+    clients = list(small_federation.clients)
+    clients[2] = replace(clients[2], train=clients[2].train[:0])
+    with pytest.raises(DataError, match="client 2 of own data has no samples to train"):
+        train(FedProto(), replace(small_federation, clients=clients), small_model)
 
 
 def test_the_polynomial_learning_rate_falls_over_the_rounds():

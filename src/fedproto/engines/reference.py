@@ -293,18 +293,14 @@ class ReferenceEngine(Engine):
 def by_client(federation: Federation, indices: Indices) -> Iterator[tuple[Indices, Indices]]:
     """Samples to test on by client, each with those to estimate statistics from.
 
-    For those of no client's test part it is the samples that the server keeps.
+    They are the test parts of all clients, samples of one part, or samples that the server keeps.
     """
     if np.array_equal(indices, federation.test_indices):
-        yield from (
-            (client.train, client.test) for client in federation.clients if len(client.test)
-        )
-        return
-    left = indices
-    for client in federation.clients:
-        own = np.intersect1d(left, client.test)
-        if len(own):
-            left = np.setdiff1d(left, own)
-            yield client.train, own
-    if len(left):
-        yield federation.validation if len(federation.validation) else left, left
+        tested = (client for client in federation.clients if len(client.test))
+        yield from ((client.train, client.test) for client in tested)
+    elif len(indices):
+        # Clients may share samples; few hold the first one.
+        holders = [one for one in federation.clients if indices[0] in one.test]
+        own = [one for one in holders if np.isin(indices, one.test).all()]
+        kept = federation.validation if len(federation.validation) else indices
+        yield min(own, key=lambda one: len(one.test)).train if own else kept, indices

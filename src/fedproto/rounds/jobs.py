@@ -13,7 +13,7 @@ from fedproto.disk.files import at_once
 from fedproto.engines.base import Engine, LocalJob
 from fedproto.engines.layers import statistics_names
 from fedproto.engines.setting import setting_of
-from fedproto.errors import ConfigError, StoreError
+from fedproto.errors import ConfigError, DataError, StoreError
 from fedproto.rng import Purpose, schedule, torch_seed
 from fedproto.rounds.claims import DRAWN, believed_sizes
 from fedproto.strategies.values import Setting, initial_tensors
@@ -50,6 +50,11 @@ def check_fits(config: RunConfig, federation: Federation) -> None:
         raise ConfigError(
             "evaluate.test = false needs validation data; set data.validation"
             " to the share of every client that the server keeps, such as 0.1"
+        )
+    if not federation.train_sizes.all():
+        client = int(federation.train_sizes.argmin())
+        raise DataError(
+            f"client {client} of {federation.name} has no samples to train; leave it out"
         )
     strategy, train = config.strategy, config.train
     if strategy.plain_sgd and not train.memoryless:
