@@ -89,6 +89,8 @@ def test_pooled_training_that_diverged_blames_no_straggler(capsys):
     assert "2 of 2 updates were not used" in said
     assert "learning rate too high?" in said
     assert "straggler" not in said
+    notes = [record.note or "" for record in fedproto.load("runs/quickstart").records]
+    assert not any("straggler" in note for note in notes)
 
 
 def test_what_a_data_set_says_is_printed_as_it_is(monkeypatch, capsys):
