@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedproto import FedAvg, FedProto, FedProx, FedRep, with_features
 from fedproto.data.federation import Federation
+from fedproto.data.tasks import task_named
+from fedproto.engines.setting import fitted
 from fedproto.equations import class_prototypes, local_margin
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
@@ -135,6 +138,15 @@ def test_a_model_that_does_not_fit_the_data_is_a_clear_error(small_federation):
         TrainingError, match=r"training client \d+ in round 0 failed: mat1 and mat2"
     ):
         train(FedAvg(), small_federation, model, delta=0)
+
+
+@pytest.mark.parametrize(("each", "refused"), [(0.25, True), (1.0, False)])
+def test_probabilities_are_told_from_logits_in_double_precision(small_federation, each, refused):
+    model = nn.Linear(5, 4).double()
+    nn.init.zeros_(model.weight)
+    nn.init.constant_(model.bias, each)
+    with pytest.raises(TrainingError, match="its softmax") if refused else nullcontext():
+        fitted(model, small_federation, task_named("classification"))
 
 
 @pytest.mark.parametrize(("strategy", "fixed"), [(FedAvg(), 2), (FedRep(), 1)])

@@ -208,7 +208,7 @@ def _check_logits(model: nn.Module, x: Tensor, num_classes: int, *, one_label: b
             f" {len(x)} gives {list(logits.shape)}; make its last layer {num_classes} wide, or"
             " give the data its number of classes (num_classes=...)"
         )
-    if (logits >= 0).all() and torch.allclose(logits.sum(dim=1), torch.ones(())):
+    if (logits >= 0).all() and torch.allclose(logits.sum(dim=1), logits.new_ones(())):
         raise TrainingError(
             f"{kind} gives probabilities, which sum to 1, not logits; leave out its softmax, which"
             " the loss contains"
