@@ -40,14 +40,19 @@ def reproduce(
         typer.Option(metavar="DATASET", help="Only this data set; may be given several times."),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Runs per configuration; 1, in the study its own.")
+        int | None,
+        typer.Option(
+            min=1, help="Seeds per configuration; default: 1, or those of a study's recipes."
+        ),
     ] = None,
     runs: Annotated[
         Path, typer.Option(help="Folder of the runs; those that exist in it are reused.")
     ] = Path("runs/reproduce"),
     out: Annotated[
         Path,
-        typer.Option(help="Folder for tables and figures, in one of its scale (and of --only)."),
+        typer.Option(
+            help="Folder for tables and figures; each scale (and --only) has its own inside."
+        ),
     ] = Path("reproduced"),
     recipe: Annotated[
         list[str] | None,
@@ -65,14 +70,18 @@ def reproduce(
         bool, typer.Option("--dry-run", help="List the runs and whether they exist.")
     ] = False,
     existing: Annotated[
-        bool, typer.Option("--existing", help="Train nothing; show what the runs allow.")
+        bool, typer.Option("--existing", help="Train nothing; make what the existing runs allow.")
     ] = False,
     first: Annotated[
-        int | None, typer.Option(min=1, help="With --existing: only this number of first rounds.")
+        int | None,
+        typer.Option(min=1, help="With --existing: use the first rounds alone, up to this number."),
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Stop training in time, after a round; call again to continue."),
+        typer.Option(
+            min=0.0,
+            help="Stop training after these minutes, with a round; call again to continue.",
+        ),
     ] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List the tables and figures.")] = False,
 ) -> None:
