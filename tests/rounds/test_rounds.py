@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from fedproto import Centralized, FedAvg, FedProto, FedProx, Scaffold
 from fedproto.callback import Callback
+from fedproto.config import read_config
 from fedproto.config.options import EvaluateOptions, StopOptions
 from fedproto.engines.training import TrainOptions
 from fedproto.errors import ConfigError, DataError
 from fedproto.rounds import Run, run_rounds
+from fedproto.rounds.jobs import participants
 from fedproto.strategies.serve import ServeOptions
 from fedproto.types import RoundRecord, num_bytes
 from helpers import begin, config_of, engine_for, planned, same_tensors, train, train_runs
@@ -276,3 +280,12 @@ def test_a_callback_hears_of_passes_and_jobs(small_federation, small_model):
     engine.workload = replace(engine.workload, callback=Listener())
     list(run_rounds(runs, engine))
     assert heard == [8] + ["job"] * 8
+
+
+def test_a_large_client_counts_once_by_default():
+    """Its update has more weight, so it is not drawn more often, too."""
+    config = read_config({"strategy": "fedavg", "schedule": {"cohort": 1}})
+    assert config.strategy.weights == "size"
+    sizes = SimpleNamespace(train_sizes=np.array([1, 1, 98]))
+    drawn = [participants(config, number, sizes).cohort for number in range(300)]
+    assert 75 < drawn.count([2]) < 125
