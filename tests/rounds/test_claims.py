@@ -274,12 +274,15 @@ def test_batch_norm_statistics_stay_in_the_range_of_the_cohort(lie):
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
 def test_buffers_without_negative_numbers_are_bounded(dtype):
-    usual = [honest(client) for client in range(7)]
-    usual = [replace(one, buffers={"mask": torch.zeros(3, dtype=dtype)}) for one in usual]
-    usual[LIAR] = replace(usual[LIAR], buffers={"mask": torch.ones(3, dtype=dtype)})
-    for one in bound_claims(CLIP, usual, {}):
-        assert one.buffers["mask"].dtype == dtype
-        assert not one.buffers["mask"].any()
+    numbers = [255, *[0 if dtype is torch.bool else 4 * (client % 2) for client in range(6)]]
+    usual = [
+        replace(honest(client), buffers={"mask": torch.tensor([number]).to(dtype)})
+        for client, number in enumerate(numbers)
+    ]
+    bounded = [one.buffers["mask"] for one in bound_claims(CLIP, usual, {})]
+    assert {one.dtype for one in bounded} == {dtype}
+    most = 0 if dtype is torch.bool else 6
+    assert [int(one) for one in bounded] == [most, *numbers[1:]]
 
 
 def test_a_negative_running_variance_counts_as_zero():
