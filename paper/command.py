@@ -80,7 +80,7 @@ def reproduce(
         float | None,
         typer.Option(
             min=0.0,
-            help="Stop training after these minutes, with a round; call again to continue.",
+            help="Minutes after which training stops, between rounds; call again to continue.",
         ),
     ] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List the tables and figures.")] = False,

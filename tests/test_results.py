@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 
+import numpy as np
 import pytest
 
 from archives import ARCHIVES
 from documents import ROOT
+from fedproto.config.recipe import read_recipe
 from paper import benchmarked, pages
 from paper.benchmarked import measured
 from paper.cells import number, row
@@ -212,6 +214,10 @@ def attacks_in_words() -> dict[str, list[str]]:
         task: [f"{found[name]['against the others, per cent']:.0f}" for name in found]
         for task, found in about["agreement"].items()
     }
+    large = []
+    for name in ("digits", "synthetic"):
+        sizes = next(iter(read_recipe(name).values())).data.load(Path()).train_sizes
+        large.append(f"{100 * np.mean(sizes > 2 * np.median(sizes)):.0f} % of {name}")
     earlier = about["earlier"]["accuracy"]["digits"]
     flipped = {
         name: [mean(rows[attack]["clip"].values()) for attack in ("none", "x -1")]
@@ -232,6 +238,7 @@ def attacks_in_words() -> dict[str, list[str]]:
         "docs/explanation/threat-model.md": [
             f"{mean_of(digits, 5)} on digits (`demo`), {mean_of(synthetic, 5)} on synthetic data",
             f"it is {mean_of(digits, 4)}, {mean_of(synthetic, 4)}, and up to {against:.1f} where",
+            f"honest clients above twice the median: {large[0]}, {large[1]}",
         ],
     }
 
