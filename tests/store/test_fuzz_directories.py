@@ -211,7 +211,7 @@ NAMES = [
     "rounds.jsonl.partial", "checkpoints", "checkpoints/round-000003.safetensors",
     "checkpoints/round-000001.safetensors", "checkpoints/x.partial", "clients", "analysis",
     "analysis/measures.json", "analysis/maps", "export", "export/README.md",
-    "export/model.safetensors", "figures/accuracy.png", "tensorboard", "nodes",
+    "export/model.safetensors", "figures/accuracy.png", "nodes",
 ]  # fmt: skip
 KINDS = [
     "link to a file", "link to a folder", "link to nothing", "link to itself", "pipe", "zeros",

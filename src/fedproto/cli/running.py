@@ -28,7 +28,6 @@ from fedproto.rounds import Run, load_federations, runs_from, train
 from fedproto.rounds.run import demand_of, named_data
 from fedproto.store import RunStore, open_or_create
 from fedproto.store.sweeps import create_sweep, extend, inside, open_runs, run_directories
-from fedproto.store.tensorboard import TensorBoard, check_installed
 from fedproto.types import num_bytes
 
 Recipe = Annotated[
@@ -44,9 +43,6 @@ Out = Annotated[
 ]
 Reuse = Annotated[
     bool, typer.Option("--reuse", help="Continue the runs in --out, and train missing ones.")
-]
-ForTensorBoard = Annotated[
-    bool, typer.Option("--tensorboard", help="Also write event files for TensorBoard.")
 ]
 Rounds = Annotated[
     int | None, typer.Option(min=1, help="Continue up to this total number of rounds.")
@@ -64,7 +60,6 @@ def run(
     out: Out = None,
     reuse: Reuse = False,
     quiet: Quiet = False,
-    tensorboard: ForTensorBoard = False,
     dry_run: DryRun = False,
 ) -> None:
     """Train one strategy, as a recipe describes."""
@@ -78,7 +73,7 @@ def run(
     def create(path: Path, configs: Mapping[str, RunConfig]) -> list[RunStore]:
         return [make(path, *configs.values())]
 
-    _start(recipe, configs, create, out, tensorboard=tensorboard, quiet=quiet, dry_run=dry_run)
+    _start(recipe, configs, create, out, quiet=quiet, dry_run=dry_run)
 
 
 def sweep(
@@ -92,31 +87,27 @@ def sweep(
         list[str] | None,
         typer.Option(metavar="LABEL", help="Train runs with this label alone; repeatable."),
     ] = None,
-    tensorboard: ForTensorBoard = False,
     dry_run: DryRun = False,
 ) -> None:
     """Train all runs of a recipe together."""
     configs = _labelled(read_recipe(recipe, overrides or [], scale), only or [])
     create = partial(create_sweep, reuse=reuse)
-    _start(recipe, configs, create, out, tensorboard=tensorboard, quiet=quiet, dry_run=dry_run)
+    _start(recipe, configs, create, out, quiet=quiet, dry_run=dry_run)
 
 
 def resume(
     directory: Annotated[Path, typer.Argument(help="Directory of a run or a sweep.")],
     quiet: Quiet = False,
-    tensorboard: ForTensorBoard = False,
     rounds: Rounds = None,
 ) -> None:
     """Continue a stopped run or sweep, or extend it by more rounds."""
-    if tensorboard:
-        check_installed()
     if rounds is not None:
         for path in run_directories(directory):
             named_data(RunStore.open(path).config)  # before anything is changed
         extend(directory, rounds)
     stores = open_runs(directory)
     federations = load(store.config for store in stores if not store.finished)
-    _train(stores, directory, federations, tensorboard=tensorboard, quiet=quiet)
+    _train(stores, directory, federations, quiet=quiet)
 
 
 def tune_recipe(
@@ -160,20 +151,17 @@ def _start(
     create: Callable[[Path, Mapping[str, RunConfig]], list[RunStore]],
     out: Path | None,
     *,
-    tensorboard: bool,
     quiet: bool,
     dry_run: bool,
 ) -> None:
     """Trains new runs, whose data is loaded before their directories are made."""
-    if tensorboard:
-        check_installed()
     configs = {name: config.located() for name, config in configs.items()}
     federations = load(configs.values())
     if dry_run:
         _rehearse(configs, federations)
     else:
         path = out or fresh_directory(recipe)
-        _train(create(path, configs), path, federations, tensorboard=tensorboard, quiet=quiet)
+        _train(create(path, configs), path, federations, quiet=quiet)
 
 
 def _train(
@@ -181,7 +169,6 @@ def _train(
     path: Path,
     federations: Mapping[DataSource, Federation],
     *,
-    tensorboard: bool,
     quiet: bool,
 ) -> None:
     begun = sum(bool(store.records()) for store in stores)
@@ -194,8 +181,7 @@ def _train(
     echo(plan + (found if begun else ""), err=True)
     try:
         with progress_for(stores) as progress:
-            logs = [TensorBoard(stores)] if tensorboard else []
-            train(runs_from(stores, federations), [progress, *logs])
+            train(runs_from(stores, federations), [progress])
     except KeyboardInterrupt:
         done = sum(len(store.records()) for store in stores)
         echo(f"stopped; {done} rounds are safe: fedproto resume {path}", err=True)
