@@ -18,6 +18,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
+from fedproto.flower.deploy import environment
 from fedproto.flower.keys import make_keys
 
 
@@ -114,6 +115,15 @@ def test_a_host_starts_what_its_folder_is_for(made, become, monkeypatch):
     assert command[command.index("superlink") + 1] == "0.0.0.0:8123"
     assert command[command.index("--host") + 1] == "127.0.0.1"
     assert command[command.index("--port") + 1] == "8124"
+
+
+def test_plugins_reach_the_nodes(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("'Adds nothing.'")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fedproto.options._loaded", [])
+    assert main(["list", "engines", "--plugin=mine.py"]) == 0
+    plugins = environment(tmp_path / "home")["FEDPROTO_PLUGINS"].split()
+    assert str(tmp_path / "mine.py") in plugins, "an absolute path: nodes run elsewhere"
 
 
 def test_keys_are_never_overwritten(made, capsys):
