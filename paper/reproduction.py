@@ -162,15 +162,21 @@ def train(
     Returns:
         Whether it went to the end.
     """
-    limit, before = TimeLimit(minutes), None
-    while (wanted := [(one.config.digest(), one.first) for one in plan.missing]) != before:
-        before = wanted
+    limit, tried = TimeLimit(minutes), set[tuple[str, int | None]]()
+
+    def untried(stage: Sequence[Request]) -> list[Request]:
+        return [one for one in stage if (one.config.digest(), one.first) not in tried]
+
+    while wanted := untried(plan.missing):
+        # What is trained first may change what is wanted later.
+        order = min(one.order for one in wanted)
         for case, stage in plan.stages():
             if limit.is_over:
                 break
-            _train_stage(
-                f"{plan.scope.scale}/{case}", stage, plan, library, federations, watch, limit
-            )
+            if stage[0].order == order and (new := untried(stage)):
+                folder = f"{plan.scope.scale}/{case}"
+                _train_stage(folder, new, plan, library, federations, watch, limit)
+        tried |= {(one.config.digest(), one.first) for one in wanted if one.order == order}
         plan.look(library)
         # Data sets that could not be loaded stay left out.
         plan.missing = [each for each in plan.missing if each.config.data in federations]

@@ -105,7 +105,7 @@ def _requests(case: Case, scope: Scope, choice: Choice) -> list[Request]:
         for name, value in choice.values[method].items():
             set_option(own, name, value)
         for config in combine([own], {"seed": seeds}).values():
-            order = 0 if method in first else 1
+            order = 1 if method in first else 2  # after the grid, which may choose another head
             if (case.name, method, config.seed) in _followed(scope, seeds):
                 measure = replace(config.measure, every=1, what=(MEASURE,))
                 looked = replace(config, measure=measure)

@@ -19,11 +19,12 @@ from fedproto.report.results import StoredRun
 from fedproto.strategies.serve import ServeOptions
 from fedproto.types import RoundRecord
 from helpers import begin, config_of, train_runs
+from paper import reproduction
 from paper.cases import Scope
 from paper.experiments.serve_grid import methods_for, read_choices, searches, tables_of
 from paper.halving import AVERAGES, HEADS, TRAINED, methods, without_head, written
 from paper.library import Request, settings_digest
-from paper.reproduction import TimeLimit
+from paper.reproduction import Plan, TimeLimit
 
 PAPER = Scope(scale="paper")
 
@@ -195,6 +196,33 @@ def test_a_time_limit_ends_with_the_round_in_progress(small_federation, small_mo
     limit.on_pass(1)
     assert run.pause == 1
     assert not limit.is_over
+
+
+def test_what_earlier_runs_decide_is_looked_up_before_it_is_trained(monkeypatch):
+    """A head chosen by the grid changes final runs that were wanted with the average alone."""
+    trained = []
+    data = config_of(FedAvg()).data
+
+    def request(label, order):
+        return Request("digits", replace(config_of(FedAvg()), label=label, seed=order), order=order)
+
+    class Planned(Plan):
+        def look(self, library):
+            del library
+            served = "head" if "grid" in trained else "average"
+            wanted = [request("grid", 0), request(f"final: {served}", 1), request("never", 2)]
+            self.missing = [one for one in wanted if one.config.label not in trained[:2]]
+
+    def train_stage(folder, stage, *_):
+        assert folder == "smoke/digits"
+        trained.extend(one.config.label for one in stage)
+
+    monkeypatch.setattr(reproduction, "_train_stage", train_stage)
+    plan = Planned(Scope("smoke"), {})
+    plan.look(None)
+    assert reproduction.train(plan, None, {data: None}, None)
+    # What no run answers is tried once.
+    assert trained == ["grid", "final: head", "never"]
 
 
 def test_without_the_data_nothing_is_begun(tmp_path, monkeypatch):
