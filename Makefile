@@ -7,6 +7,9 @@ DOCS_STAMP := $(VENV)/.installed-docs
 # Of 14,000 files the few hundred that are imported are compiled, when they are.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
+# What is installed; with docs for `make site`, which otherwise asks pip once more.
+EXTRAS ?= dev
+
 PEERS := .venv-peers
 
 # Rounds that a benchmark counts; about a quarter of a minute each beside the peers.
@@ -30,8 +33,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "fedproto needs Python 3.11 or newer; name one with: make PYTHON=python3.11 ..."; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) -e '.[dev]'
-	@touch $@
+	$(INSTALL) -e '.[$(EXTRAS)]'
+	@touch $@ $(if $(findstring docs,$(EXTRAS)),$(DOCS_STAMP))
 
 demo: $(STAMP) ## FedProto beside four kinds of averaging on real digits: a table, figures, a report
 	$(BIN)/fedproto sweep demo --out runs/demo --reuse --quiet
