@@ -88,8 +88,9 @@ class Shifted(nn.Module):
     ],
 )
 def test_a_module_that_cannot_be_stacked_is_trained_one_by_one(layer, reason):
-    truth = sweep("reference", own_module(layer()), strategies=[FedProto()])
-    found = sweep("stacked", own_module(layer()), strategies=[FedProto()])
+    module = own_module(layer())
+    truth = sweep("reference", copy.deepcopy(module), strategies=[FedProto()])
+    found = sweep("stacked", module, strategies=[FedProto()])
     assert len(found.notices) == 1
     assert reason in found.notices[0]
     check_same(found, truth, 0.0)

@@ -83,7 +83,7 @@ HOSTILE = {
         honest(buffers=UPDATE.buffers | {"running_var": torch.full((3,), torch.nan)}),
         "'running_var' is not within",
     ),
-    "nan loss": (honest(train_loss=float("nan")), "loss is not finite"),
+    "nan loss": (honest(train_loss=float("nan")), "training loss is NaN"),
     "missing name": (honest(params={"weight": UPDATE.params["weight"]}), "'bias' is missing"),
     "unknown name": (honest(params=UPDATE.params | {"extra": torch.ones(1)}), "'extra' is unknown"),
     "wrong shape": (honest(params=UPDATE.params | {"weight": torch.ones(3, 2)}), "shape (3, 2)"),
