@@ -17,9 +17,17 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricR
 from flwr.clientapp import ClientApp
 from torch.nn import functional
 
-from fedproto import STRATEGIES, AggregateOptions, FedAvg, FedProto, Scaffold, ServerOptions
+from fedproto import (
+    STRATEGIES,
+    AggregateOptions,
+    Centralized,
+    FedAvg,
+    FedProto,
+    Scaffold,
+    ServerOptions,
+)
 from fedproto.config.options import CLIP
-from fedproto.errors import ConfigError
+from fedproto.errors import ConfigError, TrainingError
 from fedproto.flower.own_app import FedProtoStrategy, train_locally
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
 from fedproto.strategies.sections import HeadOptions, Method
@@ -284,11 +292,12 @@ def test_memory_of_server_and_clients_works_in_an_app_of_ones_own(example):
     initial = example["Net"]().state_dict()
     strategy = flower_strategy(example, Scaffold())
     grid = LocalGrid(range(3), client_app=scaffold_app(example))
-    result = strategy.start(grid, ArrayRecord(initial), num_rounds=4)
-    found = result.arrays.to_torch_state_dict()
     truth = scaffold_by_hand(example, initial, clients=3, rounds=4)
-    for name, tensor in truth.items():
-        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-5)
+    for _ in range(2):  # the second start begins anew
+        result = strategy.start(grid, ArrayRecord(initial), num_rounds=4)
+        found = result.arrays.to_torch_state_dict()
+        for name, tensor in truth.items():
+            torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-5)
 
 
 class WithNorm(torch.nn.Module):
@@ -408,3 +417,50 @@ def test_a_node_that_claims_an_enormous_test_set_does_not_decide_the_score(examp
     _, result = start(example, grid, rounds=1, defence=defence)
     found = result.evaluate_metrics_clientapp[1]["accuracy"]
     assert found == pytest.approx(score, abs=1e-4)
+
+
+def test_a_node_without_a_score_does_not_count_as_zero(example):
+    app = example["client_app"]
+
+    @app.evaluate()
+    def evaluate(message, context):
+        scores = {} if context.node_config["partition-id"] == 2 else {"accuracy": 0.8}
+        metrics = MetricRecord({"num-examples": 60, **scores})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    _, result = start(example, LocalGrid(range(3), client_app=app), rounds=1)
+    assert result.evaluate_metrics_clientapp[1]["accuracy"] == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    ("method", "defence", "said"),
+    [
+        ("scaffold", "clip", r"a strategy such as FedAvg\(\), not 'scaffold'"),
+        (FedAvg(), "clipp", "did you mean 'clip'"),
+        (Centralized(), "clip", "cannot run over Flower"),
+    ],
+)
+def test_a_mistake_on_the_server_is_one_line(example, method, defence, said):
+    with pytest.raises(ConfigError, match=said):
+        flower_strategy(example, method, defence=defence)
+
+
+DICTS = [{"img": torch.zeros(2, 4), "label": torch.zeros(2, dtype=torch.int64)}]
+
+
+@pytest.mark.parametrize(
+    ("batches", "about", "said"),
+    [
+        ([], {}, "no data to train on"),
+        (DICTS, {}, r"pairs \(inputs, labels\)"),
+        (iter([tuple(DICTS[0].values())]), {}, "a list or a DataLoader"),
+        ([tuple(DICTS[0].values())], {"last-round": None}, "does it run FedProtoStrategy"),
+    ],
+)
+def test_a_mistake_on_a_client_is_one_line(example, batches, about, said):
+    message = asked(example)
+    for name in about:  # as Flower's own FedAvg sends it
+        del message.content["config"][name]
+    context = Context(1, 1000, {"partition-id": 0}, RecordDict(), {})
+    with pytest.raises(TrainingError, match=said):
+        train_locally(message, context, FedProto(), example["Net"](), batches, 3, print)

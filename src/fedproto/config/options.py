@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fedproto.data.tasks import headline, lower_is_better
+from fedproto.errors import ConfigError, unknown_name
 from fedproto.options import Options, option
 from fedproto.strategies.aggregation import AggregateOptions
 from fedproto.strategies.base import Strategy
@@ -146,9 +147,25 @@ LEAST_SAMPLES = 5
 """Samples of a class below which real clients report no feature statistics of it."""
 
 
+POOLS = (
+    "a strategy that pools the clients' data cannot run over Flower: the data stays with the"
+    " clients; run it with 'fedproto run'"
+)
+
+
 def defended_method(method: Method | Strategy, defence: str = "clip") -> Method:
-    """A method with real clients: with a defence and private statistics, unless it has its own."""
+    """A method with real clients: with a defence and private statistics, unless it has its own.
+
+    Raises:
+        ConfigError: If it is none, or the strategy needs all data in one place.
+    """
+    if not isinstance(method, Method | Strategy):
+        raise ConfigError(f"method must be a strategy such as FedAvg(), not {method!r}")
     method = method if isinstance(method, Method) else Method(method)
+    if method.strategy.pooled:
+        raise ConfigError(POOLS)
+    if defence not in DEFENCES:
+        raise ConfigError(unknown_name("defence", defence, DEFENCES))
     aggregate, privacy = method.aggregate, method.privacy
     if aggregate == AggregateOptions():
         aggregate = DEFENCES[defence]

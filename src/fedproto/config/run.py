@@ -103,8 +103,6 @@ class RunConfig:
 
         Resolved when the run is made, so that a simulation of its description has the same bits.
         """
-        if self.strategy.pooled:
-            return self
         own = defended_method(self.method, self.flower.defence)
         return dataclasses.replace(self, aggregate=own.aggregate, privacy=own.privacy)
 

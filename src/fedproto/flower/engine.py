@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedproto.config import RunConfig
-from fedproto.config.options import SUSPENSION_WINDOW, FlowerOptions
+from fedproto.config.options import POOLS, SUSPENSION_WINDOW, FlowerOptions
 from fedproto.engines.base import Engine, LocalJob, Workload
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.setting import setting_of
@@ -69,10 +69,7 @@ class FlowerEngine(Engine):
     def train_natively(self, jobs: Sequence[LocalJob]) -> list[ClientUpdate | ClientFailure]:
         """Sends every job to its client and waits for the updates, at most until the deadline."""
         if any(job.client == POOLED for job in jobs):
-            raise ConfigError(
-                "a strategy that pools the clients' data cannot run over Flower: the data stays"
-                " with the clients; run it with 'fedproto run'"
-            )
+            raise ConfigError(POOLS)
         if not jobs:
             return []
         self._suspended.begin_round(jobs[0].state.round)

@@ -9,6 +9,7 @@ Checkpoints, resumption, stable client ids and cohorts that equal a simulation's
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from logging import getLogger
@@ -103,8 +104,6 @@ class FedProtoStrategy(FedAvg):
     ) -> None:
         super().__init__(**sampling)
         self.method = defended_method(method or FedProto(), defence)
-        if self.method.strategy.pooled:
-            raise ConfigError("a strategy that pools the clients' data cannot run over Flower")
         self.attention: dict[int, dict[int, float]] = {}
         self.failures: dict[int, dict[int, str]] = {}
         task = task_named("classification", tuple(map(str, range(num_classes))))
@@ -117,6 +116,8 @@ class FedProtoStrategy(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Sends the model to a cohort of the connected nodes."""
+        if server_round == 1:  # of a new start(), from other arrays
+            self._state, self._last_round, self.attention, self.failures = None, {}, {}, {}
         if self._state is not None and self._state.served_model is not None:
             arrays = write_tensors({**self._state.params, **self._state.buffers})
         messages = list(super().configure_train(server_round, arrays, config, grid))
@@ -172,14 +173,19 @@ class FedProtoStrategy(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Averages the nodes' usable scores by their numbers of samples, as far as believed."""
-        usable: list[dict[str, float]] = []
+        read: list[dict[str, float]] = []
         for reply in sorted(replies, key=_node):
             try:
-                usable.append(_scores(reply))
+                read.append(_scores(reply))
             except UnreadableError as error:
                 LOG.warning("round %d, node %d: %s", server_round, _node(reply), error)
-        if not usable:
+        if not read:
             return None
+        # The average of a score that some nodes do not send would count it as zero there.
+        ((names, number),) = Counter(map(frozenset, read)).most_common(1)
+        if number < len(read):
+            LOG.warning("round %d: %d nodes sent other metrics", server_round, len(read) - number)
+        usable = [scores for scores in read if scores.keys() == names]
         claims = np.array([int(scores[Key.NUM_EXAMPLES]) for scores in usable])
         believed = believed_sizes(claims, self.method.aggregate.max_claim, TESTED).tolist()
         records = [
@@ -323,6 +329,12 @@ class OwnTraining(ReferenceEngine, Generic[T]):
         first = next(iter(batches), None)
         if first is None:
             raise TrainingError("there is no data to train on")
+        pair = isinstance(first, tuple | list) and [isinstance(one, Tensor) for one in first]
+        if pair != [True, True] or iter(batches) is batches:
+            raise TrainingError(
+                "batches must be a list or a DataLoader of pairs (inputs, labels) of tensors; of"
+                " others make a list: [(batch['img'], batch['label']) for batch in loader]"
+            )
         nothing = np.empty(0, dtype=np.int64)
         everything = np.arange(sum(len(labels) for _, labels in batches))
         # Of the samples it needs one, to find its way through the model.
@@ -389,11 +401,10 @@ def train_locally(
             the server runs another strategy.
     """
     method = defended_method(method)
-    about = message.content[Key.CONFIG]
-    assert isinstance(about, ConfigRecord)  # noqa: S101 - the strategy sends one
-    round_, last_round, num_clients = (
-        int(str(about[name])) for name in (Key.ROUND, Key.LAST_ROUND, Key.NUM_CLIENTS)
-    )
+    about, names = message.content.get(Key.CONFIG), (Key.ROUND, Key.LAST_ROUND, Key.NUM_CLIENTS)
+    if not isinstance(about, ConfigRecord) or not about.keys() >= {*names}:
+        raise TrainingError("the server's message lacks its facts; does it run FedProtoStrategy?")
+    round_, last_round, num_clients = (int(str(about[name])) for name in names)
     engine = OwnTraining(model, batches, num_classes, num_clients, train)
     received = ServerState(round_, *read_state(model))
     setting = setting_of(engine.workload, received.params)
