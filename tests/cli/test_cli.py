@@ -131,7 +131,7 @@ def test_compare_draws_figures(swept):
     assert (swept.parent / "figures" / "accuracy.pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_list_shows_everything_with_options(capsys):
+def test_list_shows_everything_with_options(capsys, monkeypatch):
     assert main(["list"]) == 0
     shown = capsys.readouterr().out
     for name in ("fedproto", "synthetic", "cnn", "reference", "methods-digits"):
@@ -142,7 +142,14 @@ def test_list_shows_everything_with_options(capsys):
     assert main(["list", "strategies"]) == 0
     shown = capsys.readouterr().out
     assert len(shown.splitlines()) == len(strategies) + 5, "a line per method"
-    assert all(entry.summary in shown for entry in strategies), "a pipe has room"
+    summaries = [entry.summary.replace("``", "") for entry in strategies]
+    assert all(summary in shown for summary in summaries), "a pipe has room"
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    assert main(["list", "strategies"]) == 0
+    narrow = capsys.readouterr().out
+    assert all(summary.split()[-1] in narrow for summary in summaries), "nothing is cut off"
+    assert all(line.endswith("│") for line in narrow.splitlines() if line.startswith("│"))
     assert main(["list", "fedprox"]) == 0
     shown = capsys.readouterr().out
     assert "strength μ of the proximal term" in shown

@@ -108,6 +108,7 @@ app = typer.Typer(
     name="fedproto",
     cls=OnDemand,
     help="Federated learning of visual models, guided by prototypes.",
+    epilog="First steps: 'fedproto run quickstart', then 'fedproto list'.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

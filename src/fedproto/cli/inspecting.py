@@ -71,14 +71,12 @@ def list_known(
     known = {name: entries(name) for name in ([kind] if kind else KINDS)}
     console = wide_console()
     for name, found in known.items():
-        table = Table(title=name, title_justify="left", expand=True)
-        widest = max((len(entry.name) for entry in found), default=0)
-        table.add_column("name", no_wrap=True, min_width=widest)
-        short = kind is None or kind in KINDS
-        table.add_column("what it is", no_wrap=short, overflow="ellipsis" if short else "fold")
+        table = Table(title=name, title_justify="left")
+        table.add_column("name", no_wrap=True)
+        table.add_column("what it is")
         for entry in found:
-            table.add_row(plain(entry.name), plain(entry.summary))
-            for option in entry.options if not short else []:
+            table.add_row(plain(entry.name), plain(entry.summary.replace("``", "")))
+            for option in entry.options if name not in KINDS else []:
                 table.add_row(
                     plain(f"  {option.name} = {option.default}"),
                     plain(f"{option.help} ({option.type})", "dim"),
@@ -121,8 +119,7 @@ def entries(kind: str) -> list[Entry]:
     if kind in known:
         found = [_described(name, known[kind].get(name)) for name in known[kind].names()]
         if kind == "engines":
-            automatic = Entry("auto", "The fastest engine for the device and the amount of work.")
-            found = [automatic, *found, _described("engine", SECTIONS["engine"])]
+            found.insert(0, Entry("auto", "The fastest for the device and the amount of work."))
         return found
     if kind in SECTIONS:
         return [_described(kind, SECTIONS[kind])]

@@ -37,7 +37,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change an option, e.g. schedule.delta=0.8."),
 ]
-Scale = Annotated[str | None, typer.Option(help="A smaller version of the recipe, as 'quick'.")]
+Scale = Annotated[str | None, typer.Option(help="A smaller version of the recipe, e.g. 'quick'.")]
 Out = Annotated[
     Path | None, typer.Option(help="Directory for the results; default: a new one under runs/.")
 ]

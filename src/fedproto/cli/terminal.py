@@ -88,4 +88,4 @@ Metric = Annotated[
 Target = Annotated[
     float | None, typer.Option(help="Also show the rounds until this score is reached.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
