@@ -222,14 +222,13 @@ def validation_score(run: StoredRun) -> str:
 
 
 def _whatever_rounds(config: RunConfig) -> str:
-    return settings_digest(replace(config, schedule=replace(config.schedule, rounds=1)))
+    return settings_digest(config.of_rounds(1))
 
 
 def _up_to(rounds: int, run: StoredRun) -> StoredRun:
     if rounds == run.config.schedule.rounds:
         return run
-    schedule = replace(run.config.schedule, rounds=rounds)
-    return replace(run, config=replace(run.config, schedule=schedule), records=run.records[:rounds])
+    return replace(run, config=run.config.of_rounds(rounds), records=run.records[:rounds])
 
 
 def concentration(config: RunConfig) -> float | None:

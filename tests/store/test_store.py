@@ -21,7 +21,7 @@ from fedproto.config.options import StoreOptions
 from fedproto.disk.integrity import sealed
 from fedproto.errors import ConfigError, StoreError
 from fedproto.store import RunStore, open_or_create, read_description
-from fedproto.store.sweeps import create_sweep, open_runs, run_directories
+from fedproto.store.sweeps import create_sweep, extend, open_runs, run_directories
 from fedproto.types import RoundRecord
 from helpers import make_state, same_tensors, simulate
 from run_directories import TINY, snapshot, tiny
@@ -296,8 +296,18 @@ def test_a_sweep_stopped_before_its_runs_began_is_whole(tmp_path):
     assert len(create_sweep(tmp_path / "sweep", configs, reuse=True)) == 2
 
 
-@pytest.mark.parametrize("content", ["{", "{}", '{"runs": 3}', '{"runs": {"a": {}}}'])
-def test_a_damaged_sweep_is_refused(tmp_path, content):
+@pytest.mark.parametrize(
+    "runs", [3, {}, [], {"a": {}}, {"a": 1}, {"a": {"schedule": 3}}, {"a": {"schedule": []}}]
+)
+def test_a_damaged_sweep_is_refused(tmp_path, runs):
+    (tmp_path / "sweep.json").write_text(json.dumps({"runs": runs}))
+    for reading in (open_runs, lambda path: extend(path, 9)):
+        with pytest.raises(StoreError, match="start the sweep again"):
+            reading(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "{}"])
+def test_a_list_of_runs_that_is_none_is_refused(tmp_path, content):
     (tmp_path / "sweep.json").write_text(content)
     with pytest.raises(StoreError, match="start the sweep again"):
         open_runs(tmp_path)

@@ -177,8 +177,7 @@ def tune(
 def _opened(path: Path, trial: Trial, rounds: int) -> RunStore:
     """A trial's run, with at least this number of rounds to do."""
     planned = RunStore.open(path).config.schedule.rounds if is_run(path) else rounds
-    schedule = replace(trial.config.schedule, rounds=planned)
-    open_or_create(path, replace(trial.config, schedule=schedule))
+    open_or_create(path, trial.config.of_rounds(planned))
     if planned < rounds:
         extend(path, rounds)
     return RunStore.open(path)
@@ -193,8 +192,7 @@ def _score(run: RunStore, rounds: int, metric: str | None) -> float:
             f"tune.metric must be a score on validation data, such as validation_accuracy, not"
             f" {name}"
         )
-    at = replace(run.config, schedule=replace(run.config.schedule, rounds=rounds))
-    found = StoredRun(run.path, at, records).final(name)
+    found = StoredRun(run.path, run.config.of_rounds(rounds), records).final(name)
     if found is None or not math.isfinite(found):
         return -math.inf
     return -found if lower_is_better(name) else found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -225,7 +224,7 @@ def _rehearse(named: Mapping[str, RunConfig], federations: Mapping[DataSource, F
     assert first.data is not None  # noqa: S101 - it was loaded
     federation = federations[first.data]
     # The first round is slower: it warms up.
-    run = Run(replace(first, schedule=replace(first.schedule, rounds=2)), federation)
+    run = Run(first.of_rounds(2), federation)
     run.train()
     steps = sum(
         demand_of([each], federations[each.data]).steps for each in configs if each.data is not None

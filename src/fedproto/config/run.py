@@ -106,6 +106,10 @@ class RunConfig:
         own = defended_method(self.method, self.flower.defence)
         return dataclasses.replace(self, aggregate=own.aggregate, privacy=own.privacy)
 
+    def of_rounds(self, rounds: int) -> RunConfig:
+        """The same with another number of rounds."""
+        return dataclasses.replace(self, schedule=dataclasses.replace(self.schedule, rounds=rounds))
+
     def located(self) -> RunConfig:
         """The same, with an absolute path of own data."""
         return self if self.data is None else dataclasses.replace(self, data=located(self.data))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +141,8 @@ def _tables(path: Path) -> dict[str, Any]:
         tables = dict(unsealed(content(file), required=False)["runs"])
         for name in tables:
             _check_name(name)
+        if not tables or not all(isinstance(table, dict) for table in tables.values()):
+            raise ValueError("it lists no runs with their options")
         return tables
     except (OSError, KeyError, TypeError, ValueError, DamagedError, FedprotoError) as error:
         raise StoreError(f"{file} cannot be read ({error}); start the sweep again") from None
@@ -165,6 +166,7 @@ def extend(directory: Path | str, rounds: int) -> None:
     path = Path(directory)
     if not (is_run(path) or is_sweep(path)):
         raise StoreError(f"{path} holds neither a run nor a sweep")
+    configs = _read(path) if is_sweep(path) else {}
     stores = [RunStore.open(each) for each in run_directories(path)]
     for store in stores:
         planned = store.config.schedule.rounds
@@ -179,13 +181,10 @@ def extend(directory: Path | str, rounds: int) -> None:
             )
     for store in stores:
         if store.config.schedule.rounds != rounds:
-            schedule = replace(store.config.schedule, rounds=rounds)
             with store.locked():
-                store.reconfigure(replace(store.config, schedule=schedule))
-    if is_sweep(path):
+                store.reconfigure(store.config.of_rounds(rounds))
+    if configs:
         # Last, so that the same call finishes what a kill interrupted.
-        tables = _tables(path)
-        for table in tables.values():
-            table["schedule"] = {**table.get("schedule", {}), "rounds": rounds}
+        tables = {name: config.of_rounds(rounds).to_dict() for name, config in configs.items()}
         with explained(path):
             Folder(path).write(FILE, sealed({"runs": tables}))
