@@ -18,8 +18,9 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
+from fedproto.errors import ConfigError
 from fedproto.flower.deploy import environment
-from fedproto.flower.keys import make_keys
+from fedproto.flower.keys import fingerprint, make_keys
 
 
 @pytest.fixture
@@ -88,11 +89,11 @@ def test_a_node_key_fits_the_public_key_that_the_server_registers(made):
 
 
 @pytest.fixture
-def become(monkeypatch):
+def become(tmp_path, monkeypatch):
     """The command and environment that would replace this process."""
     found = []
     monkeypatch.setattr(os, "execve", lambda *given: found.extend(given))
-    monkeypatch.setattr(os, "chdir", lambda _: None)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "umask", lambda _: None)
     return found
 
@@ -109,7 +110,11 @@ def test_a_host_starts_what_its_folder_is_for(made, become, monkeypatch):
     assert command[command.index("--port") + 1] == "9095"
     assert settings["FEDPROTO_STATE"] == str(folder / "client-1" / "state")
     become.clear()
-    assert main(["flower", "start", str(folder / "server")]) == 0
+    monkeypatch.chdir(folder)
+    for name in ("FEDPROTO_STATE", "FEDPROTO_DATA"):  # it leaves this directory
+        monkeypatch.setenv(name, "beside")
+    assert main(["flower", "start", "server"]) == 0
+    assert {become[2][name] for name in ("FEDPROTO_STATE", "FEDPROTO_DATA")} == {f"{folder}/beside"}
     command = become[1]
     assert command[3:5] == ["fedproto.flower.programs", "superlink"]
     assert command[command.index("superlink") + 1] == "0.0.0.0:8123"
@@ -134,6 +139,33 @@ def test_keys_are_never_overwritten(made, capsys):
     assert (folder / "server/server.key").read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("host", "said"), [("", "''"), ("münchen.de", "A-label"), ("x", "keys is not empty")]
+)
+def test_keys_for_an_impossible_host_or_folder_are_refused(tmp_path, capsys, host, said):
+    folder = tmp_path / "keys"
+    if host == "x":
+        (folder / "notes").mkdir(parents=True)
+    command = ["flower", "keys", str(folder), f"--host={host}", "--clients=1"]
+    assert main(command) == 2
+    assert said in capsys.readouterr().err
+    assert host == "x" or not folder.exists()
+    (tmp_path / "file").touch()
+    command[2] = str(tmp_path / "file")
+    assert main([*command, "--host=y"] if host == "x" else command) == 2
+
+
+def test_damaged_files_of_a_host_are_named(made, capsys):
+    folder, _ = made
+    (folder / "client-0/node.json").write_text('{"client": "x", "server": "y"}')
+    assert main(["flower", "start", str(folder / "client-0")]) == 2
+    assert "is not a node's folder" in capsys.readouterr().err
+    for damage in (b"", b"ssh-rsa what"):
+        (folder / "server/client-0.pub").write_bytes(damage)
+        with pytest.raises(ConfigError, match=r"client-0\.pub is not a public key"):
+            fingerprint(folder / "server/client-0.pub")
+
+
 @pytest.mark.parametrize("command", [["register", "--server"], ["start"]])
 def test_a_folder_that_is_not_a_servers_is_named(tmp_path, capsys, command):
     assert main(["flower", *command, str(tmp_path)]) == 2
@@ -142,10 +174,13 @@ def test_a_folder_that_is_not_a_servers_is_named(tmp_path, capsys, command):
 
 def test_a_server_that_does_not_run_is_an_error_of_one_line(made, capsys):
     folder, _ = made
-    assert main(["flower", "register", "--server", str(folder / "server")]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert len(error.splitlines()) == 1
+    out = folder / "run"
+    for command in (["register"], ["submit", "quickstart", "--out", str(out)]):
+        assert main(["flower", *command, "--server", str(folder / "server")]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: no server answers")
+        assert len(error.splitlines()) == 1
+    assert not out.exists(), "the same command works once the server runs"
 
 
 def test_up_takes_no_options_for_a_run_that_goes_on(tmp_path, capsys):

@@ -29,6 +29,7 @@ from flwr.supercore.control import ControlHttpClient
 
 from fedproto.callback import Callback
 from fedproto.data.base import data_root
+from fedproto.disk.files import explained
 from fedproto.errors import FedprotoError
 from fedproto.flower.keys import (
     NODE_FILE,
@@ -137,6 +138,11 @@ class Control:
         self.address = address
         self._server = server
 
+    def check(self) -> None:
+        """Raises if no server answers."""
+        if not answers(self.address):
+            raise DeploymentError(f"no server answers at {self.address}; start it first")
+
     def register(self, public_key: Path, name: str) -> None:
         """Makes a node's key known to the server under a name, unless it is known."""
         key, nodes = as_pem(public_key), self.call("ListNodes", ListNodesRequest()).nodes_info
@@ -168,8 +174,7 @@ class Control:
 
         One that does not answer may have done what it was asked: that is left to its owner.
         """
-        if not answers(self.address):
-            raise DeploymentError(f"no server answers at {self.address}; start it first")
+        self.check()
         certificate = (self._server / "server.crt").read_bytes()
 
         def ask() -> Any:
@@ -374,22 +379,25 @@ def free_port() -> int:
 
 def control_of(server: Path) -> Control:
     """The connection to the server on this host that was started from a folder."""
-    return Control(read_addresses(server, SERVER_FILE)["control"], server)
+    control = Control(read_addresses(server, SERVER_FILE)["control"], server)
+    control.check()
+    return control
 
 
 def become_host(folder: Path, node_config: str) -> None:
     """Replaces this process by the server or the node that a folder of keys is for."""
-    if (folder / NODE_FILE).exists():
-        facts = read_addresses(folder, NODE_FILE)
-        client = int(facts["client"])
-        # Several nodes fit on one host.
-        command = node_command(folder, facts["server"], client, NODE_PORT + client, node_config)
-    else:
-        facts = read_addresses(folder, SERVER_FILE)
-        command = server_command(folder, facts["public"], facts["control"], folder / "state.db")
     os.umask(0o077)
-    home = folder / "flower"
-    home.mkdir(exist_ok=True)
+    home, state = folder / "flower", Path(os.environ.get("FEDPROTO_STATE") or folder / "state")
+    settings = environment(home) | {"FEDPROTO_STATE": str(state.resolve())}
+    with explained(folder, " cannot be used", "; start it as the user whose folder it is"):
+        if (folder / NODE_FILE).exists():
+            facts = read_addresses(folder, NODE_FILE)
+            client = int(facts["client"])
+            # Several nodes fit on one host.
+            command = node_command(folder, facts["server"], client, NODE_PORT + client, node_config)
+        else:
+            facts = read_addresses(folder, SERVER_FILE)
+            command = server_command(folder, facts["public"], facts["control"], folder / "state.db")
+        home.mkdir(exist_ok=True)
     os.chdir(home)  # a neutral directory: Python code in the current one would be found
-    settings = {"FEDPROTO_STATE": str(folder / "state")} | environment(home)
     os.execve(command[0], command, settings)  # noqa: S606 - our own command

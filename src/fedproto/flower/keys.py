@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedproto.disk.files import content, explained
 from fedproto.errors import ConfigError
 
 DAYS = 825
@@ -60,9 +62,14 @@ def public_keys(server: Path) -> dict[int, Path]:
 
 def as_pem(public_key: Path) -> bytes:
     """A public key of OpenSSH's file as Flower has it."""
-    return serialization.load_ssh_public_key(public_key.read_bytes()).public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+    try:
+        return serialization.load_ssh_public_key(content(public_key)).public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+    except (ValueError, UnsupportedAlgorithm):
+        raise ConfigError(
+            f"{public_key} is not a public key of OpenSSH's; restore it, or remove it"
+        ) from None
 
 
 def fingerprint(public_key: Path | bytes) -> str:
@@ -75,8 +82,9 @@ def read_addresses(folder: Path, name: str) -> dict[str, str]:
     """The addresses in a host's folder, from `SERVER_FILE` or `NODE_FILE`."""
     try:
         found = json.loads((folder / name).read_text(encoding="utf-8"))
+        int(found.get("client", 0))
         return {key: str(found[key]) for key in ADDRESSES[name]}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ConfigError(
             f"{folder} is not a {name.removesuffix('.json')}'s folder, its {name} is missing or of"
             " another version; make one with 'fedproto flower keys'"
@@ -90,13 +98,18 @@ def make_keys(folder: Path, hosts: Sequence[str], clients: int, port: int = 8000
     """
     if not hosts:
         raise ConfigError("name at least one host under which clients reach the server")
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty; keys are never overwritten, choose another")
-    keys = Keys(folder)
-    for part in (folder, keys.server, *map(keys.node, range(clients))):
-        part.mkdir(parents=True, exist_ok=True, mode=0o700)
-    server_key = ec.generate_private_key(ec.SECP384R1())
-    trusted = _certificate(server_key, hosts).public_bytes(serialization.Encoding.PEM)
+    server_key, keys = ec.generate_private_key(ec.SECP384R1()), Keys(folder)
+    try:
+        trusted = _certificate(server_key, hosts).public_bytes(serialization.Encoding.PEM)
+    except ValueError as error:
+        named = ", ".join(map(repr, hosts))
+        raise ConfigError(f"no certificate can be made for the host {named}: {error}") from None
+    with explained(folder, " cannot be written", "; choose another folder"):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if any(folder.iterdir()):
+            raise ConfigError(f"{folder} is not empty; keys are never overwritten, choose another")
+        for part in (keys.server, *map(keys.node, range(clients))):
+            part.mkdir(mode=0o700)
     addresses = {"public": f"0.0.0.0:{port}", "control": f"127.0.0.1:{port + 1}"}
     _write(keys.server / "server.key", _secret(server_key), secret=True)
     _write(keys.server / "server.crt", trusted)
