@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from fedproto.data import DATASETS, Federation, data_root
 from fedproto.data.federation import split_clients
@@ -163,6 +163,28 @@ def test_own_arrays_and_own_datasets_give_the_same_federation():
         assert set(a.train) <= set(range(6 * client, 6 * client + 6))
 
 
+class Ragged(Dataset):
+    """Samples of different shapes, as pictures are before they are resized."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return torch.zeros(index + 1), 0
+
+
+def test_label_maps_have_the_size_of_their_pictures():
+    for labels in (np.zeros(2, dtype=int), np.zeros((2, 4, 3), dtype=int)):
+        with pytest.raises(DataError, match="a map of its height and width"):
+            Federation.from_clients([(np.zeros((2, 3, 4, 4)), labels)], task="segmentation")
+
+
+def test_numbers_of_16_bits_become_floating():
+    pictures = np.full((5, 1, 2, 2), 40_000, dtype=np.uint16)
+    federation = Federation.from_clients([(pictures, np.arange(5))])
+    assert federation.samples.batch(np.arange(1))[0].flatten().tolist() == [40_000.0] * 4
+
+
 @pytest.mark.parametrize(
     ("clients", "message"),
     [
@@ -181,6 +203,8 @@ def test_own_arrays_and_own_datasets_give_the_same_federation():
         ([TensorDataset(torch.zeros(1))], r"client 0: expected \(inputs, labels\)"),
         ([TensorDataset(torch.zeros(0, 2), torch.zeros(0))], "client 0 has no samples"),
         (["text"], r"expected \(inputs, labels\)"),
+        ([(np.zeros((3, 2)), np.eye(3, dtype=int))], r"number of its class, not .* shape \(3,\)"),
+        ([Ragged()], r"client 0: expected \(inputs, labels\) as arrays: .* equal size"),
     ],
 )
 def test_own_data_that_does_not_fit_is_refused(clients, message):

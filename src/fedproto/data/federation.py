@@ -248,8 +248,15 @@ class Federation:
             DataError: If a client is empty or its arrays do not fit together.
         """
         given = Given(clients, test, columns)
-        labels = given.samples.targets
-        if task_named(task).label_maps:
+        inputs, labels = given.samples.inputs, given.samples.targets
+        maps = task_named(task).label_maps
+        if labels.shape[1:] != (inputs.shape[2:] if maps else ()):
+            one = "a map of its height and width" if maps else "the number of its class"
+            raise DataError(
+                f"the label of an input {tuple(inputs.shape[1:])} must be {one}, not an array of"
+                f" shape {tuple(labels.shape[1:])}"
+            )
+        if maps:
             labels = labels[labels != VOID]
         num_classes = checked_num_classes(labels, num_classes)
         samples = scaled(given.samples, scale, mean, std)
@@ -263,7 +270,7 @@ class Federation:
                 else split_clients(given.train, seed, test_fraction)
             ),
             num_classes=num_classes,
-            input_shape=tuple(given.samples.inputs.shape[1:]),
+            input_shape=tuple(inputs.shape[1:]),
             task=task,
             class_names=tuple(class_names) or given.class_names,
             test_set="given" if given.shared else "split",

@@ -69,10 +69,10 @@ class Given:
         """A part of the data as arrays that fit together."""
         if _gives_rows(part):
             part = self._from_rows(part, columns)
-        elif isinstance(part, Dataset):
-            items = [part[place] for place in range(len(part))]  # type: ignore[arg-type]
-            part = default_collate(items) if items else ((), ())
         try:
+            if isinstance(part, Dataset):
+                items = [part[place] for place in range(len(part))]  # type: ignore[arg-type]
+                part = default_collate(items) if items else ((), ())
             inputs, labels = (
                 one if isinstance(one, np.ndarray) else torch.as_tensor(one).detach().cpu().numpy()
                 for one in part
@@ -89,6 +89,8 @@ class Given:
             raise DataError(f"{who}: labels must be integers, not {labels.dtype}")
         if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
             raise DataError(f"{who}: its inputs contain NaN or infinite numbers; remove them")
+        if inputs.dtype.kind == "u" and inputs.dtype.itemsize > 1:  # PyTorch hardly knows them
+            inputs = inputs.astype(np.float32)
         return inputs, labels
 
     def _from_rows(self, part: Any, columns: tuple[str, str] | None) -> Pair:
