@@ -157,6 +157,11 @@ def test_predict_writes_a_map_beside_a_users_picture(folder, picture, capsys):
     assert labels.mode == "P"
     assert labels.getpalette()[:9] == palette()[:3].flatten().tolist()
     assert set(np.unique(labels)) <= {0, 1, 2}
+    assert main(["predict", str(run), str(picture.parent), "--json"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1, "a map is no picture to predict"
+    Image.open(picture).save(picture.with_suffix(".bmp"))
+    assert main(["predict", str(run), str(picture.parent)]) == 2
+    assert "their maps would be one file" in capsys.readouterr().err
 
 
 def test_predict_into_a_folder_and_its_mistakes(folder, picture, tmp_path, capsys):

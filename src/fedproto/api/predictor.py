@@ -25,6 +25,10 @@ from fedproto.errors import ConfigError, DataError
 from fedproto.measures.uncertainty import shannon_entropy, upsampled
 
 
+MAP = "-segmentation.png"
+"""The end of the name of a picture's label map."""
+
+
 @dataclass(frozen=True)
 class ClassPrediction:
     """The prediction for an image.
@@ -54,6 +58,9 @@ class MapPrediction:
 class Predictor:
     """A run's newest model and how its inputs are prepared.
 
+    Attributes:
+        per_pixel: Whether its predictions are maps.
+
     Raises:
         StoreError: If no weights were kept.
         ConfigError: If the run's data or model were given in Python, and are not at hand.
@@ -71,7 +78,7 @@ class Predictor:
             )
         numbers = map(str, range(self._about["num_classes"]))
         self._names: list[str] = self._about["class_names"] or list(numbers)
-        self._per_pixel = task_named(self._about["task"]).label_maps
+        self.per_pixel = task_named(self._about["task"]).label_maps
         self._device = EngineOptions().torch_device()
         self._model = copy.deepcopy(result.model).to(self._device)
         state = result.state
@@ -86,7 +93,7 @@ class Predictor:
                 f"inputs must have the shape [N, {str(shape)[1:]}, not {list(inputs.shape)}"
             )
         x = self._normalised(inputs)
-        if not self._per_pixel:
+        if not self.per_pixel:
             return self._classified(x)
         size = (x.shape[-2], x.shape[-1])
         return self._mapped(x, size, size)
@@ -103,7 +110,7 @@ class Predictor:
         channels, height, width = shape
         with explained(path, " cannot be read", "", DataError), open_regular(path) as file:
             picture = open_image(read_limited(file, path), path)
-        if not self._per_pixel:
+        if not self.per_pixel:
             return self._classified(self._bytes(pixels(picture, channels, (width, height))))[0]
         fit_width, fit_height = fitted(picture.size, min(height, width))
         small = self._bytes(pixels(picture, channels, (fit_width, fit_height)))
@@ -158,6 +165,8 @@ class Predictor:
 def pictures_in(paths: Iterable[Path]) -> list[Path]:
     """Files as they are; of folders the pictures in and below them, in alphabetical order.
 
+    Maps that were written beside pictures are passed over.
+
     Raises:
         DataError: If a folder holds no picture.
     """
@@ -166,7 +175,8 @@ def pictures_in(paths: Iterable[Path]) -> list[Path]:
         if not path.is_dir():
             found.append(path)
             continue
-        inside = sorted(each for each in path.rglob("*") if is_picture(each.name))
+        below = path.rglob("*")
+        inside = sorted(e for e in below if is_picture(e.name) and not e.name.endswith(MAP))
         if not inside:
             raise DataError(f"folder {path} contains no image ({', '.join(SUFFIXES)})")
         found += inside

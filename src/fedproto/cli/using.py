@@ -11,7 +11,7 @@ import typer
 
 from fedproto.api.analysing import PARTS, analyse, save_labels
 from fedproto.api.export import export, loading_code
-from fedproto.api.predictor import MapPrediction, Predictor, pictures_in
+from fedproto.api.predictor import MAP, MapPrediction, Predictor, pictures_in
 from fedproto.api.table import Table
 from fedproto.api.training import load
 from fedproto.cli.terminal import AsJson, Best, Directories, echo, print_table
@@ -49,16 +49,14 @@ def predict(
 
     Segmentation writes label maps; classification prints probabilities and their entropy.
     """
-    images = pictures_in(images)
-    names = [image.stem for image in images]
-    if out is not None and len(set(names)) < len(names):
-        raise ConfigError(f"--out {out}: two of the images have the same name")
-    predictor = Predictor(load(run, best=best))
-    for image in images:
+    predictor, images = Predictor(load(run, best=best)), pictures_in(images)
+    files = [(out or image.parent) / (image.stem + MAP) for image in images]
+    if predictor.per_pixel and len(set(files)) < len(files):
+        raise ConfigError("two of the images have the same name, and their maps would be one file")
+    for image, file in zip(images, files, strict=True):
         found = predictor.picture(image)
         facts: dict[str, Any]
         if isinstance(found, MapPrediction):
-            file = (out or image.parent) / f"{image.stem}-segmentation.png"
             facts = {"classes": found.shares, "file": str(save_labels(found.labels, file))}
         else:
             facts = {"classes": found.probabilities, "entropy": found.entropy}
