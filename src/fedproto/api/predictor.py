@@ -24,7 +24,6 @@ from fedproto.engines.layers import estimate, statistics_names
 from fedproto.errors import ConfigError, DataError
 from fedproto.measures.uncertainty import shannon_entropy, upsampled
 
-
 MAP = "-segmentation.png"
 """The end of the name of a picture's label map."""
 
