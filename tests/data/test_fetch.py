@@ -178,4 +178,4 @@ def test_real_mnist_has_the_published_checksums(capsys):
 @pytest.mark.parametrize("command", ["fetch", "check"])
 def test_a_data_set_without_files_is_named(command, capsys):
     assert main(["data", command, "synthetic"]) == 2
-    assert "synthetic: this data set has no files" in capsys.readouterr().err
+    assert "data set 'synthetic' has no files" in capsys.readouterr().err

@@ -44,7 +44,7 @@ Settings = Annotated[
 def fetch(name: Name) -> None:
     """Download the official files of a data set into the data root."""
     source = DATASETS.get(name)
-    with _named(name), _bars(DownloadColumn()) as callback:
+    with _bars(DownloadColumn()) as callback:
         written = fetch_files(source, data_root(), callback)
     for path in written:
         echo(f"wrote {path}")
@@ -59,14 +59,13 @@ def check(name: Name) -> None:
     """Verify the checksums of the files of a data set."""
     source, root = DATASETS.get(name), data_root()
     damaged = []
-    with _named(name):
-        for file in check_files(source, root):
-            echo(f"{'ok ' if file.good else 'BAD'} {file.path}: {file.state}")
-            if not file.good:
-                damaged.append(file.path)
-        for download in source.downloads:
-            if not (root / download.path).exists():
-                echo(f"not there: {root / download.path}")
+    for file in check_files(source, root):
+        echo(f"{'ok ' if file.good else 'BAD'} {file.path}: {file.state}")
+        if not file.good:
+            damaged.append(file.path)
+    for download in source.downloads:
+        if not (root / download.path).exists():
+            echo(f"not there: {root / download.path}")
     if damaged:
         raise DataError(f"{name}: {damaged[0]} is damaged; fetch it again")
 
@@ -119,14 +118,6 @@ def _bars(amount: ProgressColumn, *, transient: bool = False) -> Iterator[Callba
                 bars.update(tasks[name], completed=done, total=total)
 
         yield Bar()
-
-
-@contextmanager
-def _named(name: str) -> Iterator[None]:
-    try:
-        yield
-    except DataError as error:
-        raise DataError(f"{name}: {error}") from None
 
 
 def _configured(name: str, settings: list[str] | None) -> DataSource:

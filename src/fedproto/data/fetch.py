@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedproto.callback import Callback
-from fedproto.data.base import DataSource, Download
+from fedproto.data.base import DATASETS, DataSource, Download
 from fedproto.data.files import ARCHIVES, FileTree, open_tree
 from fedproto.disk.files import PARTIAL, explained, open_plain, open_regular
 from fedproto.errors import DataError
@@ -28,7 +28,7 @@ def fetch(source: type[DataSource], root: Path, callback: Callback | None = None
     there the next time. The final name appears only when the checksum is right.
     """
     if not source.downloads:
-        raise DataError("this data set has no files to download")
+        raise DataError(f"data set '{DATASETS.name_of(source)}' has no files to download")
     found = check(source, root) if source.is_present(root) else ()
     bad = {file.path for file in found if not file.good}
     paths = {root / each.path: each for each in source.downloads}
@@ -94,7 +94,7 @@ class FileState(NamedTuple):
 def check(source: type[DataSource], root: Path) -> Iterator[FileState]:
     """Checks every file of a data set: against its published checksum, or by reading all of it."""
     if not source.folder:
-        raise DataError("this data set has no files to check")
+        raise DataError(f"data set '{DATASETS.name_of(source)}' has no files to check")
     if not source.is_present(root):
         raise DataError(f"there are no files in {root / source.folder}{source.how_to_get()}")
     published = {Path(each.path).name: each.md5 for each in source.downloads if each.md5}

@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from logging import getLogger
 from typing import Any, Generic, TypeVar
 
@@ -277,10 +278,10 @@ class LocalLoss:
         local: Local,
         state: ServerState,
         objective: Objective,
+        train_only: Callable[[Collection[str] | None], None],
     ) -> None:
-        self.objective = objective
+        self.objective, self._train_only = objective, train_only
         self._strategy, self._model, self._local, self._state = strategy, model, local, state
-        self._trained = {name for name, one in model.named_parameters() if one.requires_grad}
         self._term: BatchTerm | None = None
         if "batch_term" in strategy.needs.hooks:
             self._term = BatchTerm(model)
@@ -301,14 +302,6 @@ class LocalLoss:
     def begin_epoch(self, epoch: int, epochs: int) -> None:
         """Lets those parameters train that the method trains in this epoch."""
         self._train_only(self._strategy.trainable(self._local, epoch, epochs))
-
-    def end(self) -> None:
-        """Lets all those train again that did before."""
-        self._train_only(None)
-
-    def _train_only(self, names: Collection[str] | None) -> None:
-        for name, one in self._model.named_parameters():
-            one.requires_grad_(name in self._trained and (names is None or name in names))
 
 
 class OwnTraining(ReferenceEngine, Generic[T]):
@@ -361,9 +354,12 @@ class OwnTraining(ReferenceEngine, Generic[T]):
     def _fit(
         self, job: LocalJob, indices: Indices, local: Local, objective: Objective
     ) -> tuple[Tensor, int]:
-        loss = LocalLoss(job.strategy, self._model.train(), local, job.state, objective)
+        required = {name: one.requires_grad for name, one in self._model.named_parameters()}
+        train_only = partial(self._set_trainable, required=required)
+        model = self._model.train()
+        loss = LocalLoss(job.strategy, model, local, job.state, objective, train_only)
         self.results.append(self._own_train(loss))
-        loss.end()
+        train_only(None)
         return torch.zeros(()), 0
 
 
