@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import stat
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -12,6 +14,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto
 import httpx
 
 from fedproto.flower import programs
+from fedproto.flower.deploy import Process
 
 SCRIPT = """
 import os, sys, time
@@ -112,3 +115,15 @@ def test_a_node_gives_up_when_its_key_stays_active(monkeypatch):
     monkeypatch.setattr(programs, "EXPIRED_WITHIN", 0.05)
     with pytest.raises(httpx.HTTPStatusError):
         programs.patient(Server(*[412] * 1000).activate)("client", "request")
+
+
+def test_logs_and_files_of_processes_are_for_this_user_alone(tmp_path):
+    """A server's database has the messages: weights, statistics and claims."""
+    made = "import pathlib, sys; pathlib.Path('state.db').touch(); print('log')"
+    process = Process("server", [sys.executable, "-c", made], tmp_path, tmp_path)
+    while process.exit_code is None:
+        time.sleep(0.05)
+    process.end()
+    files = [tmp_path / "state.db", process.log]
+    assert process.log.read_text() == "log\n"
+    assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600, 0o600]

@@ -255,11 +255,12 @@ class Process:
     def __init__(self, name: str, command: Sequence[str], folder: Path, state: Path) -> None:
         """Starts it in a neutral directory, because Python code in the current one would be found.
 
-        In `state` a node keeps its memory between rounds.
+        In `state` a node keeps its memory between rounds. Its files are for this user alone.
         """
         self.log = folder / f"{name}.log"
         home = folder / f"home-{name}"
         home.mkdir(parents=True, exist_ok=True)
+        self.log.touch(mode=0o600)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own commands
                 command,
@@ -269,6 +270,7 @@ class Process:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                umask=0o077,
             )
 
     @property
