@@ -127,9 +127,9 @@ def _verdict(claim: Claim, found: statistics.Verdict) -> Verdict:
 
 def _by_condition(
     runs: Iterable[FoundRun], claim: Claim
-) -> dict[tuple[float | None, float, str], dict[int, float]]:
-    """A value per seed, for every class mix, share of stragglers and draw of the data."""
-    values: dict[tuple[float | None, float, str], dict[int, float]] = defaultdict(dict)
+) -> dict[tuple[float | None, float], dict[int, float]]:
+    """A value per seed, for every class mix and share of stragglers."""
+    values: dict[tuple[float | None, float], dict[int, float]] = defaultdict(dict)
     value: float | None
     for each in runs:
         if claim.metric == "attention":
@@ -140,7 +140,7 @@ def _by_condition(
         else:
             value = final_value(each.run, claim.metric)
         if value is not None:
-            values[each.alpha, each.delta, each.run.fingerprint()][each.seed] = value
+            values[each.alpha, each.delta][each.seed] = value
     return values
 
 

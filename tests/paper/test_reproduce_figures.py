@@ -187,16 +187,6 @@ def test_a_claim_on_all_rounds_is_about_the_plain_mean_of_the_tests():
     assert found.mean == pytest.approx(1 / 40)
 
 
-def test_runs_on_another_draw_of_the_data_are_no_pair(monkeypatch):
-    """A recipe's data may be drawn otherwise than when archived runs were made."""
-    of, than = result([0.6]), result([0.5])
-    claim = Claim("so it is", "accuracy", "A", "B", "above")
-    assert measured(claim, [of], [than]).mean == pytest.approx(0.1)
-    draws = {id(of.run): "new", id(than.run): "old"}
-    monkeypatch.setattr(StoredRun, "fingerprint", lambda run: draws[id(run)])
-    assert measured(claim, [of], [than]) is None
-
-
 def test_conditions_of_one_seed_are_no_repetitions():
     """Three δ of one seed used to pass for three pairs."""
     than = [result([0.5], delta=delta) for delta in (0.0, 0.5, 0.8)]
