@@ -324,7 +324,7 @@ def test_a_sweep_killed_in_the_middle_of_training_goes_on(tmp_path):
 
 
 def test_an_interrupt_ends_cleanly_and_says_how_to_resume(tmp_path):
-    process = fedproto(*LONG, "--set=schedule.rounds=400", f"--out={tmp_path / 'run'}")
+    process = fedproto(*LONG, "--set=schedule.rounds=9000", f"--out={tmp_path / 'run'}")
     wait_for_rounds(process, tmp_path / "run", 1)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)

@@ -91,10 +91,11 @@ class StoredRun:
     def fingerprint(self) -> str:
         """Of its data, and of a model without a name; empty where it is not known."""
         parts = ("samples", "partition", *(("module",) if self.config.model is None else ()))
-        known: dict[str, str] = {}
+        known: Any = None
         with suppress(StoreError):
-            known = read_description(self.path).get("identity", {})
-        return "".join(known.get(part, "")[:4] for part in parts)
+            known = read_description(self.path).get("identity")
+        known = known if isinstance(known, dict) else {}
+        return "".join(str(known.get(part, ""))[:4] for part in parts)
 
     def final(self, metric: str, until: int | None = None) -> float | None:
         """The mean over the last tenth of the planned rounds up to now, or to round `until`.
