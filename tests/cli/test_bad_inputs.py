@@ -60,6 +60,8 @@ def loaded(**data):
         "data.name=images data.path=" + "x" * 5000,
         "data.name=images data.path=~nobody-here/x",
         "strategy.name=[]",
+        "serve.average=window serve.window=9000000000000000000",
+        "strategy.name=ghbm strategy.tau=9000000000000000000",
     ],
     ids=lambda setting: setting[:24],
 )
@@ -251,9 +253,10 @@ def test_an_absurd_label_is_refused():
         'extends = "' + "x" * 5000 + '"',
         'extends = "~nobody-here/x"',
         'extends = "quickstart"\nvariants = "' + "x" * 300 + '"',
+        'extends = "quickstart"\n[sweep]\nx' + ".x" * 3000 + " = [1]",
         'extends = "quickstart"\n[strategy]\nname = 3\n[sweep]\nstrategy.name = [[1], {}]',
     ],
-    ids=["list", "table", "long", "home", "long variants", "swept"],
+    ids=["list", "table", "long", "home", "long variants", "deep", "swept"],
 )
 def test_recipes_of_odd_types_are_an_error(tmp_path, recipe, capsys):
     (tmp_path / "recipe.toml").write_text(recipe)

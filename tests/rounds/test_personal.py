@@ -105,6 +105,19 @@ def test_the_worst_tenth_is_rounded_up_whatever_the_clients_are_tested_with():
     assert summarize_clients(values)[1] == summary["worst_tenth_personal_accuracy"]
 
 
+def test_a_client_without_an_object_has_no_part_in_its_score():
+    """In segmentation clients have other classes; one with nothing but background has no mIoU."""
+    scores = [{"iou_0": 0.9}, {"iou_0": 0.5, "iou_3": 0.2, "miou": 0.2}, {}]
+    assert _summary("personal_", scores) == pytest.approx(
+        {
+            **{"personal_iou_0": 0.7, "personal_iou_3": 0.2},
+            **{"personal_miou": 0.2, "worst_tenth_personal_miou": 0.2},
+        }
+    )
+    assert _summary("personal_", scores[:1]) == {"personal_iou_0": 0.9}
+    assert _summary("personal_", []) == {}
+
+
 def test_methods_without_personal_parts_have_no_personal_scores():
     _, records, _, _ = trained(FedAvg())
     assert not any("personal" in name for record in records for name in record.metrics)

@@ -115,6 +115,7 @@ def _load(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         recipe = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"recipe {path} cannot be read: {error}") from None
+    flatten(recipe)  # refuses what is nested too deeply for all that follows
 
     def other(key: str) -> dict[str, Any]:
         name = recipe.pop(key)

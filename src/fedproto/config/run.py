@@ -295,6 +295,8 @@ def differences(one: RunConfig, other: RunConfig) -> list[str]:
 def flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables as one, with dotted names."""
     flat: dict[str, Any] = {}
+    if prefix.count(".") > 50:
+        raise ConfigError(f"sections are nested too deeply: {prefix[:50]}…")
     for name, value in tables.items():
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{prefix}{name}.")

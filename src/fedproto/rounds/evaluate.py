@@ -157,10 +157,13 @@ def _job(
 
 
 def _summary(prefix: str, scores: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Means over clients, and over the worst tenth of them by the task's main score."""
-    found = [one for one in scores if one]
-    if not found:
-        return {}
-    means = {f"{prefix}{name}": float(np.mean([one[name] for one in found])) for name in found[0]}
-    main = headline(found[0])
-    return {**means, f"worst_tenth_{prefix}{main}": worst_tenth([one[main] for one in found])}
+    """Means over the clients that have a score, and over the worst tenth by the main score.
+
+    In segmentation a client has none of the classes that are neither in its maps nor predicted.
+    """
+    names = dict.fromkeys(name for one in scores for name in one)
+    taken = {name: [one[name] for one in scores if name in one] for name in names}
+    means = {f"{prefix}{name}": float(np.mean(values)) for name, values in taken.items()}
+    main = headline(names)
+    worst = {f"worst_tenth_{prefix}{main}": worst_tenth(taken[main])} if main in taken else {}
+    return means | worst

@@ -31,7 +31,9 @@ class GHBM(Strategy):
     plain_sgd: ClassVar[bool] = True
 
     beta: float = option(0.9, "momentum β", at_least=0, at_most=1)
-    tau: int = option(10, "rounds τ that the momentum spans; about clients / cohort", at_least=1)
+    tau: int = option(
+        10, "rounds τ that the momentum spans; about clients / cohort", at_least=1, at_most=1000
+    )
 
     def server_memory(self, setting: Setting) -> Declarations:
         """The last τ models; clients get the oldest."""

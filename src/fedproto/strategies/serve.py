@@ -63,7 +63,7 @@ class ServeOptions(Part):
     decay: float = option(
         0.9, "average 'ema': decay; smaller in early rounds", at_least=0, at_most=1
     )
-    window: int = option(10, "average 'window': number of rounds", at_least=1)
+    window: int = option(10, "average 'window': number of rounds", at_least=1, at_most=1000)
     growth: float = option(
         3.0, "average 'all': weights grow as round^growth; 0 for the plain mean", at_least=0
     )
