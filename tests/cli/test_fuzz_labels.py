@@ -123,6 +123,12 @@ def test_cells_of_csv_are_no_formulas(value, cell):
     assert csv_cell(value) == cell
 
 
+def test_a_markdown_table_shows_labels_as_they_are(tmp_path):
+    write_run(tmp_path / "run", label="[a](b) <img src=x> `c` | d *e*", rounds=2)
+    (row,) = (line for line in shown("compare", tmp_path / "run", "--markdown").splitlines()[2:3])
+    assert r"\[a\](b) \<img src=x\> \`c\` \| d \*e\*" in row
+
+
 def test_joiners_and_other_scripts_stay():
     assert printable("実験 Ünder 👩\u200d🔬 α") == "実験 Ünder 👩\u200d🔬 α"
     assert terminal.plain("[red]x").plain == "[red]x"

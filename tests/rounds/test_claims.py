@@ -150,6 +150,78 @@ def test_of_two_holders_the_one_that_contradicts_all_others_is_not_believed(lies
     assert claims._odd(ring(lies)).nonzero().flatten().tolist() == refused
 
 
+def test_of_two_single_classes_that_differ_neither_is_rejected():
+    """Two clients that hold one class only, the same: either of them may lie."""
+    known = ring({(0, 0): 9.0})
+    known.count[0, 1] = known.count[5, 5] = 0
+    assert claims._odd(known).nonzero().flatten().tolist() == []
+
+
+def test_the_mean_of_a_class_that_nobody_else_holds_is_bounded_by_the_cohort():
+    usual = [honest(client) for client in range(7)]
+    for client, one in enumerate(usual):
+        held = torch.ones(C, dtype=torch.bool)
+        held[3] = client == LIAR
+        payload = {**one.payload, COUNT: torch.where(held, one.payload[COUNT], 0)}
+        payload[SUM] = torch.where(held.unsqueeze(1), one.payload[SUM], 0)
+        usual[client] = replace(one, payload=payload)
+    own = usual[LIAR].payload
+    away = torch.zeros(C, D)
+    away[3] = 1e3 * own[COUNT][3]
+    attacked = [replace(usual[LIAR], payload={**own, SUM: own[SUM] + away}), *usual[1:]]
+
+    def told(options: AggregateOptions) -> float:
+        (first, *_) = bound_claims(options, attacked, LDA.payload(SETTING, 60))
+        return float((first.payload[SUM][3] / first.payload[COUNT][3]).norm())
+
+    assert told(AggregateOptions()) > 1000
+    assert told(CLIP) < 3 * float(MEANS.norm(dim=1).max())
+
+
+def test_the_median_is_taken_of_statistics_and_of_buffers_too():
+    """Class means, scatter and running statistics of the merged round, number by number."""
+    options = AggregateOptions(rule="median")
+    usual = [honest(client) for client in range(7)]
+    merged = claims.merge_by_rule(options, usual, LDA.payload(SETTING, 60))
+    names = next(claims._statistics(LDA.payload(SETTING, 60)))
+    told, found = (claims._Statistics.of(each, names) for each in (usual, merged))
+    middle = told.mean.median(dim=0).values  # of seven clients, all of which hold all classes
+    for mean in found.mean:
+        torch.testing.assert_close(mean, middle, rtol=1e-4, atol=1e-4)
+    for scatter in found.scatter:
+        torch.testing.assert_close(scatter, told.scatter.median(dim=0).values, rtol=1e-3, atol=1e-3)
+    state = closed(replace(LDA, aggregate=options), usual).state
+    kept = state.memory[SUM] / state.memory[COUNT].unsqueeze(1)
+    torch.testing.assert_close(kept.double(), middle, rtol=1e-4, atol=1e-4)
+    bounded = bound_claims(options, usual, {})
+    for name in ("norm.running_mean", "norm.running_var"):
+        numbers = torch.stack([one.buffers[name] for one in bounded])
+        torch.testing.assert_close(state.buffers[name], numbers.median(dim=0).values)
+
+
+def test_one_holder_of_a_class_does_not_own_its_row():
+    """Among the holders of a class no weight exceeds one and a half equal shares."""
+    method = Method(FedAvg(), head=HeadOptions(rows="counts"))
+    updates = [
+        ClientUpdate(
+            client,
+            100,
+            {name: torch.full_like(one, float(client == LIAR)) for name, one in PARAMS.items()},
+            BUFFERS,
+            *(0.5, 1, 1, 0.1),
+            payload={CLASSES: torch.tensor([97 if client == LIAR else 1, 1, 1, 1])},
+        )
+        for client in range(4)
+    ]
+
+    def of_the_liar(**options: float) -> float:
+        bounded = replace(method, aggregate=AggregateOptions(**options))
+        return float(closed(bounded, updates).state.params["head.weight"][0, 0])
+
+    assert of_the_liar() == pytest.approx(0.97)
+    assert of_the_liar(max_share=1.2) == pytest.approx(1.2 / 4)
+
+
 def test_counts_beyond_a_multiple_of_the_cohorts_median_do_not_count():
     count = torch.tensor([[20.0, 20.0], [30.0, 30.0], [CLAIMED, CLAIMED]], dtype=torch.float64)
     bounded = claims._bound_counts(AggregateOptions(max_claim=2.0), count)

@@ -171,6 +171,19 @@ def test_clients_that_did_not_move_do_not_make_the_others_outliers():
     assert outliers([*updates, *still], sent) == {}
 
 
+def test_clients_that_did_not_move_do_not_get_the_others_clipped():
+    updates = [make_update(client, seed=7) for client in range(3)]
+    sent = {name: tensor * 0 for name, tensor in updates[0].params.items()}
+    still = [replace(make_update(client), params=sent) for client in range(3, 10)]
+    state = ServerState(0, sent, {})
+    everyone = [replace(one, buffers={}) for one in (*updates, *still)]
+    weights = FedAvg(weights="uniform").weigh(state, everyone)
+    following, _ = combine(DEFENCES["clip"], state, everyone, weights)
+    for name, moved in following.params.items():
+        told = sum(one.params[name] for one in everyone) / len(everyone)
+        torch.testing.assert_close(moved, told)
+
+
 @pytest.mark.parametrize(
     ("where", "name", "value", "reason"),
     [

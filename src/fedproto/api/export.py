@@ -7,7 +7,6 @@ README.md           the model card: training data, scores, how to load it
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,10 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedproto.api.result import Result
+from fedproto.api.table import as_markdown
 from fedproto.disk.files import write_output
 from fedproto.engines.layers import statistics_names
-from fedproto.errors import StoreError, printable
+from fedproto.errors import StoreError
 from fedproto.models.adapter import original
 
 WEIGHTS = "model.safetensors"
@@ -106,11 +106,6 @@ lowest scores.
 {settings}
 ```
 """
-
-
-def as_markdown(text: object) -> str:
-    """Untrusted text escaped for Markdown, in one line."""
-    return re.sub(r"[\\`*_\[\]<>#|~!$&{}:@]", r"\\\g<0>", printable(text))
 
 
 def model_card(result: Result) -> str:

@@ -103,10 +103,10 @@ class Table(list[Mapping[str, Any]]):
 
     def to_markdown(self) -> str:
         """The text as a Markdown table, with title and caption below."""
-        head, *rows = [[cell.replace("|", "\\|") for cell in row] for row in self.cells()]
+        head, *rows = [[as_markdown(cell) for cell in row] for row in self.cells()]
         rule = ["---", *["---:"] * (len(self.columns) - 1)]
         lines = [f"| {' | '.join(cells)} |" for cells in [head, rule, *rows]]
-        below = "; ".join(filter(None, [self.title, self.caption]))
+        below = as_markdown("; ".join(filter(None, [self.title, self.caption])))
         return "\n".join([*lines, *(["", f"{below}."] if below else [])]) + "\n"
 
     def to_latex(self) -> str:
@@ -120,6 +120,11 @@ class Table(list[Mapping[str, Any]]):
         lines += [r"\bottomrule", r"\end{tabular}"]
         below = "; ".join(filter(None, [self.title, self.caption]))
         return "\n".join([*lines, *([f"% {_latex(below)}"] if below else [])]) + "\n"
+
+
+def as_markdown(text: object) -> str:
+    """Untrusted text escaped for Markdown, in one line."""
+    return re.sub(r"[\\`*_\[\]<>#|~!$&{}:@]", r"\\\g<0>", printable(text))
 
 
 def csv_cell(value: Any) -> Any:
