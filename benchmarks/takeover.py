@@ -2,6 +2,7 @@
 
     python benchmarks/takeover.py --methods Steady --seeds 0 1 2 --out runs/takeover.json
     python benchmarks/takeover.py --table results/takeover.json
+    python benchmarks/takeover.py --honest digits demo --out results/defence.json
 
 All attacks on a method with a seed train together, as one sweep. Client 0 is hostile in every
 cohort it is drawn for; it sees what it is sent and what it would honestly answer, and nothing of
@@ -9,7 +10,8 @@ the others. Its claims are those of a client that enrols with ten million sample
 limits enrolment. A seed decides partition, initial weights, cohorts and batch orders.
 
 An attack costs what it takes from the accuracy with that client honest ("none"), and from that with
-the client absent ("absent": it sends nothing usable).
+the client absent ("absent": it sends nothing usable). With ``--honest`` nobody is hostile, and
+counted is what the default defence does to the updates of recipes.
 """
 
 from __future__ import annotations
@@ -20,17 +22,20 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from fedproto.config import RunConfig, read_config
 from fedproto.config.options import DEFENCES, StoreOptions
+from fedproto.config.recipe import read_recipe
 from fedproto.data.base import data_root
 from fedproto.data.federation import Federation
 from fedproto.data.samples import TensorSamples
@@ -40,6 +45,7 @@ from fedproto.rng import Indices
 from fedproto.rounds import aggregate, jobs, runs_from, train
 from fedproto.store import RunStore
 from fedproto.store.run import describe_environment
+from fedproto.strategies import aggregation
 from fedproto.strategies.serve import packed
 from fedproto.types import ClientUpdate
 
@@ -435,6 +441,63 @@ def measure_agreement(given: argparse.Namespace, figures: dict[str, Any], commit
         given.out.write_text(json.dumps(figures, indent=1) + "\n")
 
 
+REFUSALS = {"times as long": "rejected for length", "its statistics": "rejected for statistics"}
+"""What the default defence says of an update that it rejects."""
+OTHERWISE = "rejected otherwise"
+
+
+def measure_honest(given: argparse.Namespace, figures: dict[str, Any], commit: str) -> None:
+    """What the default defence does to honest updates of recipes, and to their clients' claims."""
+    clip, bound = aggregation._clip_factors, aggregate.bound_claims
+    counts: Counter[str] = Counter()
+
+    def clipping(options, origin, updates, shares, slack=1.0):  # noqa: ANN001, ANN202
+        factors = clip(options, origin, updates, shares, slack)
+        if slack == 1.0 and factors is not None:  # else it is of the memory of SCAFFOLD's kin
+            counts["clipped"] += int((factors < 1).sum())
+        return factors
+
+    def bounding(options, updates, declared):  # noqa: ANN001, ANN202
+        bounded = bound(options, updates, declared)
+        for one, own in zip(bounded, updates, strict=True):
+            counts["samples capped"] += one.num_examples < own.num_examples
+        return bounded
+
+    aggregation._clip_factors, aggregate.bound_claims = clipping, bounding
+    quick = ["store.checkpoint_every=0", "evaluate.every=1000", "measure.every=0"]
+    for name in given.honest:
+        read = read_recipe(name, [*quick, "engine.name=stacked", *given.set])
+        configs = [one.defended() for one in read.values() if not one.strategy.pooled]
+        counts.clear()
+        with tempfile.TemporaryDirectory() as folder:
+            stores = [
+                RunStore.create(Path(folder) / str(place), config)
+                for place, config in enumerate(configs)
+            ]
+            runs = runs_from(stores)
+            sizes = [run.federation.train_sizes for run in runs]
+            train(runs)
+            for record in (record for store in stores for record in store.records()):
+                counts["updates"] += len(record.attention) + len(record.failures)
+                for reason in record.failures.values():
+                    kinds = (to for part, to in REFUSALS.items() if part in reason)
+                    counts[next(kinds, OTHERWISE)] += 1
+        large = [float((each > 2 * np.median(each)).mean()) for each in sizes]
+        cell = {
+            "runs": len(configs),
+            "rounds": configs[0].schedule.rounds,
+            "set": given.set,
+            **{name: counts[name] for name in ("updates", *REFUSALS.values(), OTHERWISE)},
+            **{name: counts[name] for name in ("clipped", "samples capped")},
+            "clients above twice the median, per cent": round(100 * statistics.mean(large), 1),
+        }
+        figures.setdefault("honest", {})[name] = cell
+        figures["commits"][name] = commit
+        print(name, cell, flush=True)
+        if given.out is not None:
+            given.out.write_text(json.dumps(figures, indent=1) + "\n")
+
+
 def believe_claims() -> None:
     """As over a network: a client's samples are those it enrolled with, also where it is drawn."""
     refuse, participants = aggregate.reason_to_refuse, jobs.participants
@@ -468,13 +531,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--agreement", action="store_true", help="measures honest directions")
     parser.add_argument("--backdoor", action="store_true", help="measures a backdoor, nothing else")
+    parser.add_argument("--honest", nargs="+", default=[], help="counts what recipes lose to clip")
+    parser.add_argument("--set", action="append", default=[], help="an option of these recipes")
     parser.add_argument("--out", type=Path, help="keeps what is there, and adds the rest")
     parser.add_argument("--table", type=Path, help="prints the table of such a file, and ends")
     given = parser.parse_args()
     if given.table is not None:
         print("\n".join(table(json.loads(given.table.read_text()))))
         return
-    believe_claims()
     known = given.out is not None and given.out.exists()
     figures = json.loads(given.out.read_text()) if known else {}
     commit = subprocess.run(
@@ -484,12 +548,13 @@ def main() -> None:
         check=True,
         cwd=Path(__file__).parent,
     ).stdout.strip()
-    figures |= {
-        "environment": describe_environment(),
-        "date": time.strftime("%Y-%m-%d"),
-        "tasks": TASKS,
-    }
+    figures |= {"environment": describe_environment(), "date": time.strftime("%Y-%m-%d")}
     figures.setdefault("commits", {})
+    if given.honest:
+        measure_honest(given, figures, commit)
+        return
+    believe_claims()
+    figures["tasks"] = TASKS
     if given.backdoor or given.agreement:
         measure = measure_backdoor if given.backdoor else measure_agreement
         measure(given, figures, commit)
