@@ -268,6 +268,7 @@ TASKS: dict[str, dict[str, Any]] = {
     },
     "digits, two classes": TWO_CLASSES | {"cohort": 10},
     "digits, two classes, cohorts of 3": TWO_CLASSES | {"cohort": 3},
+    "digits, two classes, cohorts of 3 by size": TWO_CLASSES | {"cohort": 3, "sampling": "size"},
     "digits, two classes, batch norm": TWO_CLASSES
     | {"cohort": 10, "model": {"name": "normed-mlp"}},
 }
@@ -486,14 +487,14 @@ def measure_honest(given: argparse.Namespace, figures: dict[str, Any], commit: s
         cell = {
             "runs": len(configs),
             "rounds": configs[0].schedule.rounds,
-            "set": given.set,
             **{name: counts[name] for name in ("updates", *REFUSALS.values(), OTHERWISE)},
             **{name: counts[name] for name in ("clipped", "samples capped")},
             "clients above twice the median, per cent": round(100 * statistics.mean(large), 1),
         }
-        figures.setdefault("honest", {})[name] = cell
-        figures["commits"][name] = commit
-        print(name, cell, flush=True)
+        title = ", ".join([name, *given.set])
+        figures.setdefault("honest", {})[title] = cell
+        figures["commits"][title] = commit
+        print(title, cell, flush=True)
         if given.out is not None:
             given.out.write_text(json.dumps(figures, indent=1) + "\n")
 

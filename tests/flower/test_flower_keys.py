@@ -41,6 +41,8 @@ def test_every_host_gets_its_own_folder_and_no_other_secret(made):
     }
     for secret in folder.rglob("*.key"):
         assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    # A server's folder comes to hold its database: messages, names and addresses of clients.
+    assert {stat.S_IMODE((folder / name).stat().st_mode) for name in parts} == {0o700}
     assert "fedproto flower start FOLDER" in output
 
 
@@ -90,11 +92,11 @@ def test_a_node_key_fits_the_public_key_that_the_server_registers(made):
 
 @pytest.fixture
 def become(tmp_path, monkeypatch):
-    """The command and environment that would replace this process."""
+    """The mask of files, the command and the environment that would replace this process."""
     found = []
     monkeypatch.setattr(os, "execve", lambda *given: found.extend(given))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(os, "umask", lambda _: None)
+    monkeypatch.setattr(os, "umask", found.append)
     return found
 
 
@@ -103,7 +105,8 @@ def test_a_host_starts_what_its_folder_is_for(made, become, monkeypatch):
     monkeypatch.setenv("FEDPROTO_NODE_CONFIG", "threads=2")
     monkeypatch.delenv("FEDPROTO_STATE")
     assert main(["flower", "start", str(folder / "client-1")]) == 0
-    _, command, settings = become
+    mask, _, command, settings = become
+    assert mask == 0o077  # what the host's processes write is for its user alone
     assert command[3:5] == ["fedproto.flower.programs", "supernode"]
     assert command[command.index("--superlink") + 1] == "fl.example.org:8123"
     assert command[command.index("--node-config") + 1] == "partition-id=1 threads=2"
@@ -114,8 +117,8 @@ def test_a_host_starts_what_its_folder_is_for(made, become, monkeypatch):
     for name in ("FEDPROTO_STATE", "FEDPROTO_DATA"):  # it leaves this directory
         monkeypatch.setenv(name, "beside")
     assert main(["flower", "start", "server"]) == 0
-    assert {become[2][name] for name in ("FEDPROTO_STATE", "FEDPROTO_DATA")} == {f"{folder}/beside"}
-    command = become[1]
+    assert {become[3][name] for name in ("FEDPROTO_STATE", "FEDPROTO_DATA")} == {f"{folder}/beside"}
+    command = become[2]
     assert command[3:5] == ["fedproto.flower.programs", "superlink"]
     assert command[command.index("superlink") + 1] == "0.0.0.0:8123"
     assert command[command.index("--host") + 1] == "127.0.0.1"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import shutil
 import socket
 import ssl
 import subprocess
+import sys
+import tomllib
+import zipfile
 
 import pytest
 
@@ -17,10 +21,12 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto
 import httpx
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Context, RecordDict
 from flwr.proto.control_pb2 import (
     ListNodesRequest,
     RegisterNodeRequest,
     StartRunRequest,
+    StartRunResponse,
     StopRunRequest,
 )
 from flwr.supercore.control import ControlHttpClient
@@ -29,11 +35,11 @@ from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 
 from fedproto.cli import main
 from fedproto.config import read_config
-from fedproto.flower import nodes
+from fedproto.flower import nodes, programs
 from fedproto.flower.deploy import Control, Deployment, DeploymentError
 from fedproto.flower.keys import SERVER_FILE, as_pem, fingerprint, make_keys, public_keys
-from fedproto.flower.programs import NODE_CALLS, Gateway
-from fedproto.flower.server_app import serve
+from fedproto.flower.programs import NODE_CALLS, Gateway, is_owner
+from fedproto.flower.server_app import app, serve
 from fedproto.store import RunStore
 from flower_grid import LocalGrid
 from flower_runs import CLIENTS, tables
@@ -142,16 +148,39 @@ def test_a_header_does_not_say_whose_a_connection_is(server):
 def test_a_request_is_judged_by_where_it_arrived_and_its_exact_path(scope, passes):
     reached, sent = [], []
 
-    async def app(scope, receive, send):
+    async def flowers(scope, receive, send):
         del receive, send
         reached.append(scope)
 
     async def send(event):
         sent.append(event)
 
-    asyncio.run(Gateway(app, ("127.0.0.1", 8001))(scope, None, send))
+    asyncio.run(Gateway(flowers, ("127.0.0.1", 8001))(scope, None, send))
     assert bool(reached) == passes
     assert bool(sent) != passes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux lists whose a connection is")
+def test_whose_a_connection_is_says_its_own_line_alone(tmp_path, monkeypatch):
+    table = tmp_path / "tcp"
+    monkeypatch.setattr(programs, "CONNECTIONS", table)
+    here, there = ("127.0.0.1", 8001), ("127.0.0.1", 40000)
+    own, other = os.getuid(), os.getuid() + 1
+    ends = "0100007F:9C40 0100007F:1F41"  # of the client, then of the server
+
+    def admitted(line: str) -> bool:
+        table.write_text(f"sl local_address rem_address st ...\n{line}\n")
+        return is_owner(there, here)
+
+    assert admitted(f"0: {ends} 01 0:0 00:0 0 {own} 0 1")
+    assert admitted(f"0: {ends} 01 0:0 00:0 0 0 0 1")
+    assert not admitted(f"0: {ends} 01 0:0 00:0 0 {other} 0 1")
+    # Of one that its process has closed Linux says that it is root's.
+    assert not admitted(f"0: {ends} 04 0:0 00:0 0 0 0 1")
+    # The server's own end is the server's user's, whoever has the other.
+    assert not admitted(f"0: {' '.join(reversed(ends.split()))} 01 0:0 00:0 0 {own} 0 1")
+    assert not admitted("")
+    assert not is_owner(None, here)
 
 
 @pytest.mark.timeout(120)
@@ -217,6 +246,33 @@ def test_a_second_key_under_a_clients_name_never_takes_part_as_that_client(tmp_p
     assert [record.failures.keys() for record in (first, second, third)] == [{0}, set(), {0}]
     assert "its key is not that of client 0" in first.note
     assert "node client-0 rejected" in first.note
+
+
+def test_a_submitted_run_knows_the_clients_keys(tmp_path, monkeypatch):
+    """From the server's folder to the app, which turns the second key of client 0 away."""
+    monkeypatch.setattr(nodes, "PULL_EVERY", 0.01)
+    monkeypatch.setattr(nodes, "LOOK_EVERY", 0.01)
+    keys = make_keys(tmp_path / "keys", ["localhost"], CLIENTS)
+    everyone = {"cohort": CLIENTS, "delta": 0.0, "rounds": 1}
+    store = RunStore.create(tmp_path / "run", read_config(tables(schedule=everyone)))
+    asked = []
+
+    def call(control, name, request):
+        del control, name
+        asked.append(request)
+        return StartRunResponse(run_id=1)
+
+    monkeypatch.setattr(Control, "call", call)
+    Control("localhost:1", keys.server).submit(store.path)
+    ((request,), grid) = asked, LocalGrid(range(CLIENTS))
+    with zipfile.ZipFile(io.BytesIO(request.fab.content)) as fab:
+        about = tomllib.loads(fab.read("pyproject.toml").decode())
+    grid.keys = {1000 + client: as_pem(keys.public_key(client)) for client in range(CLIENTS)}
+    grid.keys[1000] = a_key()
+    app(grid, Context(1, 1, {}, RecordDict(), about["tool"]["flwr"]["app"]["config"]))
+    (record,) = store.records()
+    assert record.failures.keys() == {0}
+    assert "its key is not that of client 0" in record.note
 
 
 def test_the_fingerprint_of_a_key_is_the_same_on_disk_and_from_flower(tmp_path):
