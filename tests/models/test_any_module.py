@@ -271,6 +271,9 @@ def test_a_head_that_does_not_give_the_logits_is_refused_where_one_is_needed(bui
         )
     assert not (tmp_path / "run").exists()
     assert "\n" not in str(refused.value)
+    if build is not DeepHead:  # whose features do give its logits, as its term of the loss needs
+        with pytest.raises(TrainingError, match="give its logits|has no features"):
+            fedproto.run(federation(), build(), "fedntd", rounds=1, cohort=2)
     for engine in ("reference", "stacked"):
         plain = fedproto.run(
             federation(), build(), "fedavg", rounds=1, cohort=2, engine={"name": engine}
