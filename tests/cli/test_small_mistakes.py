@@ -16,6 +16,7 @@ import fedproto
 from documents import ROOT
 from fedproto import FedAvg
 from fedproto.cli.app import main
+from fedproto.cli.running import fresh_directory
 from fedproto.data.digits import Digits
 from fedproto.errors import ConfigError, install
 from fedproto.options import load_plugin
@@ -80,6 +81,19 @@ def test_two_runs_at_once_have_folders_of_their_own(here):
         commands = [["run", "quickstart", *TINY, "--quiet"]] * 2
         assert pool.map(main, commands, chunksize=1) == [0, 0]
     assert sorted(each.name for each in (here / "runs").iterdir()) == ["quickstart", "quickstart-2"]
+
+
+def test_a_folder_that_another_process_made_this_moment_is_left_to_it(here, monkeypatch):
+    plain = Path.mkdir
+
+    def beaten(self, *arguments, **keywords):
+        if self.name == "mine":
+            plain(self)
+        plain(self, *arguments, **keywords)
+
+    monkeypatch.setattr(Path, "mkdir", beaten)
+    assert fresh_directory("mine") == Path("runs/mine-2")
+    assert sorted(each.name for each in (here / "runs").iterdir()) == ["mine", "mine-2"]
 
 
 def test_pooled_training_that_diverged_blames_no_straggler(capsys):
