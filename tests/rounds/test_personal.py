@@ -98,6 +98,14 @@ def test_personal_scores_are_means_over_the_clients_own_test_parts(strategy):
     assert metrics["worst_tenth_personal_accuracy"] == pytest.approx(min(scores))
 
 
+@pytest.mark.parametrize("strategy", [PersonalHead(), TwoModels()], ids=["head", "model"])
+def test_own_test_parts_are_left_unread_like_all_others(strategy, monkeypatch):
+    monkeypatch.setattr(evaluate, "_tested", lambda _: pytest.fail("the clients' test parts"))
+    _, records, _, _ = trained(strategy, rounds=2, test=False, finetune_epochs=1)
+    assert [record.metrics for record in records] == [{}, {}]
+    assert not any(record.tables for record in records)
+
+
 def test_the_worst_tenth_is_rounded_up_whatever_the_clients_are_tested_with():
     values = [0.1 * number for number in range(11)]
     summary = _summary("personal_", [{"accuracy": value} for value in values])
