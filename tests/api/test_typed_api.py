@@ -23,6 +23,7 @@ from fedproto.api.table import Table
 from fedproto.config import RunConfig, Sections
 from fedproto.config.recipe import COMMON
 from fedproto.config.run import CHOICES, SECTIONS, dotted_names
+from fedproto.store import RunStore
 
 TINY = {"rounds": 3, "cohort": 3, "epochs": 3, "lr": 0.5}
 
@@ -264,7 +265,9 @@ def content(folder):
 
 
 @pytest.mark.parametrize("engine", ["auto", "processes"])
-def test_a_sweep_that_grew_equals_the_one_made_at_once(tmp_path, engine):
+def test_a_sweep_that_grew_equals_the_one_made_at_once(tmp_path, engine, monkeypatch):
+    # Worker processes are worth it for nine runs, not for those that the grown sweep begins with.
+    monkeypatch.setattr("fedproto.engines.auto.WORTHWHILE_STEPS", 400)
     three = {"FedAvg": "fedavg", "FedProto": "fedproto", "FedProx": {"name": "fedprox", "mu": 0.1}}
     two = {label: three[label] for label in ("FedAvg", "FedProto")}
     keywords = {**TINY, "engine": {"name": engine, "device": "cpu"}}
@@ -277,7 +280,11 @@ def test_a_sweep_that_grew_equals_the_one_made_at_once(tmp_path, engine):
     assert {path: path.stat().st_mtime_ns for path in begun} == begun, "nothing is trained twice"
     one, other = content(tmp_path / "once"), content(grown)
     assert list(one) == list(other)
+    engines = [RunStore.open(grown / name).description()["engines"] for name in other]
+    assert engines == engines[:1] * 9, "added runs are trained as the others were"
     for name in one:
         assert one[name][0] == other[name][0]
         for tensor, value in one[name][1].items():
             assert torch.equal(value, other[name][1][tensor])
+    fedproto.sweep(federation(), net, two, seeds=2, out=grown, **keywords)
+    assert content(grown).keys() == one.keys(), "those not asked for stay"

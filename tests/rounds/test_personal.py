@@ -35,8 +35,8 @@ from helpers import run_from
 HEAD = ("classifier.weight", "classifier.bias")
 
 
-def trained(strategy, rounds=3, engine="reference", **evaluate):
-    federation = small_federation()
+def trained(strategy, rounds=3, engine="reference", federation=None, **evaluate):
+    federation = federation or small_federation()
     model = build_model(MODELS["mlp"], federation.input_shape, CLASSES, seed=5).double()
     running = engine_for(engine, federation, model, [])
     config = run_config(strategy, 0.0)
@@ -101,9 +101,13 @@ def test_personal_scores_are_means_over_the_clients_own_test_parts(strategy):
 @pytest.mark.parametrize("strategy", [PersonalHead(), TwoModels()], ids=["head", "model"])
 def test_own_test_parts_are_left_unread_like_all_others(strategy, monkeypatch):
     monkeypatch.setattr(evaluate, "_tested", lambda _: pytest.fail("the clients' test parts"))
-    _, records, _, _ = trained(strategy, rounds=2, test=False, finetune_epochs=1)
-    assert [record.metrics for record in records] == [{}, {}]
-    assert not any(record.tables for record in records)
+    held_out = replace(small_federation(), validation=np.arange(3))
+    _, records, _, _ = trained(
+        strategy, rounds=2, federation=held_out, test=False, finetune_epochs=1
+    )
+    for record in records:
+        assert {name.partition("_")[0] for name in record.metrics} == {"train", "validation"}
+        assert not record.tables
 
 
 def test_the_worst_tenth_is_rounded_up_whatever_the_clients_are_tested_with():
