@@ -265,9 +265,7 @@ def content(folder):
 
 
 @pytest.mark.parametrize("engine", ["auto", "processes"])
-def test_a_sweep_that_grew_equals_the_one_made_at_once(tmp_path, engine, monkeypatch):
-    # Worker processes are worth it for nine runs, not for those that the grown sweep begins with.
-    monkeypatch.setattr("fedproto.engines.auto.WORTHWHILE_STEPS", 400)
+def test_a_sweep_that_grew_equals_the_one_made_at_once(tmp_path, engine):
     three = {"FedAvg": "fedavg", "FedProto": "fedproto", "FedProx": {"name": "fedprox", "mu": 0.1}}
     two = {label: three[label] for label in ("FedAvg", "FedProto")}
     keywords = {**TINY, "engine": {"name": engine, "device": "cpu"}}
@@ -280,11 +278,20 @@ def test_a_sweep_that_grew_equals_the_one_made_at_once(tmp_path, engine, monkeyp
     assert {path: path.stat().st_mtime_ns for path in begun} == begun, "nothing is trained twice"
     one, other = content(tmp_path / "once"), content(grown)
     assert list(one) == list(other)
-    engines = [RunStore.open(grown / name).description()["engines"] for name in other]
-    assert engines == engines[:1] * 9, "added runs are trained as the others were"
     for name in one:
         assert one[name][0] == other[name][0]
         for tensor, value in one[name][1].items():
             assert torch.equal(value, other[name][1][tensor])
     fedproto.sweep(federation(), net, two, seeds=2, out=grown, **keywords)
     assert content(grown).keys() == one.keys(), "those not asked for stay"
+
+
+def test_runs_added_to_a_sweep_are_trained_by_its_engine(tmp_path, monkeypatch):
+    # Worker processes are worth it for four runs, not for the two that the sweep begins with.
+    monkeypatch.setattr("fedproto.engines.auto.WORTHWHILE_STEPS", 200)
+    for seeds in (2, 4):
+        fedproto.sweep(federation(), net, ["fedavg"], seeds=seeds, out=tmp_path, **TINY)
+    found = [
+        RunStore.open(run.path).description()["engines"] for run in fedproto.load_all(tmp_path)
+    ]
+    assert [[how["name"] for how in each] for each in found] == [["reference"]] * 4
