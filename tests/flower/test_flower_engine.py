@@ -158,6 +158,19 @@ def test_measures_are_taken_only_where_the_server_has_the_data(tmp_path):
     assert "dissimilarity" in ours.records()[-1].metrics
 
 
+def test_fine_tuning_without_the_data_is_refused_before_the_first_round(tmp_path):
+    """It comes after the last round, which would be lost, and all rounds before it in vain."""
+    grid = LocalGrid(range(CLIENTS))
+    with pytest.raises(ConfigError, match="fine-tuning needs the clients' data"):
+        over_flower(
+            tmp_path / "flower",
+            grid,
+            evaluate={"finetune_epochs": 1},
+            flower={"evaluate_on": "clients"},
+        )
+    assert not any("job" in message.content for message in grid.sent)
+
+
 def test_a_run_goes_on_where_it_stopped(tmp_path):
     class Stops(LocalGrid):
         def push_messages(self, messages):

@@ -146,6 +146,17 @@ SECTIONS = {
     },
     "float64": {"engine": {"dtype": "float64"}},
     "segmentation": {"data": SHAPES, "model": DEEPLAB, "strategy": {"name": "fedproto"}},
+    "momentum": {"train": {"momentum": 0.9, "lr_decay": 0.9, "batch_size": 7}},
+    "least-epochs": {
+        "schedule": {"delta": 0.9, "least_epochs": 1, "partial_work": True},
+        "train": {"epochs": 3},
+    },
+    "measures": {"measure": {"every": 1, "what": ["loss", "margin", "clients"]}},
+    "served-window": {"serve": {"average": "window", "window": 2}},
+    "personal-and-fine-tuned": {
+        "strategy": {"name": "fedper"},
+        "evaluate": {"finetune_epochs": 1, "every": 2},
+    },
     "stop": {"data": DIGITS | {"validation": 0.2}, "stop": {"patience": 1}},
 }
 

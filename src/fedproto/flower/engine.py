@@ -20,7 +20,6 @@ from torch import Tensor
 from fedproto.config import RunConfig
 from fedproto.config.options import POOLS, SUSPENSION_WINDOW, FlowerOptions
 from fedproto.engines.base import Engine, LocalJob, Workload
-from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.setting import setting_of
 from fedproto.errors import ConfigError
 from fedproto.flower import wire
@@ -62,9 +61,7 @@ class FlowerEngine(Engine):
         self._given_up: set[int] = set()
         self._suspended = suspended
         self._asked: set[int] = set()
-        on_server = self._options.evaluate_on == "server"
-        self._local = ReferenceEngine(workload) if on_server else None
-        self.holds_data = on_server
+        self.holds_data = self._options.evaluate_on == "server"
 
     def train_natively(self, jobs: Sequence[LocalJob]) -> list[ClientUpdate | ClientFailure]:
         """Sends every job to its client and waits for the updates, at most until the deadline."""
@@ -168,8 +165,8 @@ class FlowerEngine(Engine):
 
     def evaluate(self, states: Sequence[ServerState], indices: Indices) -> list[dict[str, float]]:
         """Adds up the clients' tallies, or tests here where the server has the data."""
-        if self._local is not None:
-            return self._local.evaluate(states, indices)
+        if self.holds_data:
+            return self.substitute().evaluate(states, indices)
         federation = self.workload.federation
         kept = federation.validation
         validation = len(kept) > 0 and np.array_equal(indices, kept)

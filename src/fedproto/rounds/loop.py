@@ -185,16 +185,19 @@ def _time_shares(by_run: Sequence[Sequence[ClientUpdate | ClientFailure]]) -> li
 
 
 def _prepare_measures(run: Run, engine: Engine, meter: Meter) -> None:
-    """Checks before any training that a run's measures are possible."""
-    options = run.config.measure
-    if options.every == 0 or run.stop_reason is not None:
+    """Checks before any training that a run's measures and fine-tuning are possible."""
+    options, epochs = run.config.measure, run.config.evaluate.finetune_epochs
+    if not (options.every or epochs) or run.stop_reason is not None:
         return
     if not engine.holds_data:
         raise ConfigError(
-            "measures need the clients' data, which stays with the clients over Flower; set"
-            " measure.every = 0, or flower.evaluate_on = 'server' where the server has the data"
+            f"{'measures need' if options.every else 'fine-tuning needs'} the clients' data, which"
+            " stays with the clients over Flower; set measure.every = 0 and"
+            " evaluate.finetune_epochs = 0, or flower.evaluate_on = 'server' where the server has"
+            " the data"
         )
-    meter.prepared(options, run.config.seed)
+    if options.every:
+        meter.prepared(options, run.config.seed)
 
 
 def _check_stop(run: Run, record: RoundRecord) -> None:
