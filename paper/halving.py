@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -110,6 +110,7 @@ class Halving:
         rates = [float(f"{rate * factor:.3g}") for factor in about.get("rates", RATES)]
         return {**about.get("values", {}), "train.lr": rates}
 
+    @functools.cached_property
     def candidates(self) -> list[RunConfig]:
         """What is tried in the first stage; labels say the values."""
         found = combine([written(self.tables, self.method)], self.axes)
@@ -117,39 +118,41 @@ class Halving:
 
     def requests(self) -> list[Request]:
         """All runs that are wanted as far as is known by now."""
-        found = [request for stage in self._stages() for request in stage]
+        found = [request for stage in self._stages for request in stage]
         config = self.with_heads()
         return found if config is None else [*found, self._request(config, SHARES[-1])]
 
     def scores(self) -> list[tuple[RunConfig, int, float]]:
         """Every candidate with the rounds that it got and its score there, in order."""
         found: dict[str, tuple[RunConfig, int, float]] = {}
-        for stage in self._stages():
+        for stage in self._stages:
             for request in stage:
                 score = self._score(request)
                 if score is not None and request.first is not None:
                     found[request.config.digest()] = request.config, request.first, score
         return list(found.values())
 
+    @functools.cached_property
     def chosen(self) -> RunConfig | None:
         """The configuration that the rule chooses; None while runs are missing."""
-        *_, last = self._stages()
+        *_, last = self._stages
         best = self._best(last) if last[-1].config.train.lr_schedule == LAST_SCHEDULE else None
         return best[0].config if best else None
 
     def served(self) -> str:
         """What to serve of the chosen run: its best average, or what else the method may serve."""
-        scores = self.served_scores()
+        scores = self.served_scores
         texts = AVERAGES if not self.serves_best else (TRAINED, *AVERAGES)
         best = max(texts, key=lambda text: scores.get(text, -1.0))
         heads = [text for text in scores if text not in (TRAINED, *AVERAGES)]
         head = max(heads, key=scores.__getitem__, default=best)
         return head if scores.get(head, -1.0) >= scores.get(best, -1.0) + WORTH else best
 
+    @functools.cached_property
     def served_scores(self) -> dict[str, float]:
         """The validation score of every model that the chosen run tests; of heads where known."""
         scores: dict[str, float] = {}
-        for config in filter(None, (self.chosen(), self.with_heads())):
+        for config in filter(None, (self.chosen, self.with_heads())):
             run = self.result(config)
             if run is not None:
                 texts = (run.config.serve.text, *run.config.serve.also)
@@ -158,7 +161,7 @@ class Halving:
 
     def with_heads(self) -> RunConfig | None:
         """The chosen run with heads under its best average; None if it may have none."""
-        config = self.chosen()
+        config = self.chosen
         run = None if config is None else self.result(config)
         if config is None or run is None or not self.serves_best:
             return None
@@ -172,20 +175,22 @@ class Halving:
         """The whole run of a configuration."""
         return self.library.find(Request(self.case.name, config, validated=True))
 
-    def _stages(self) -> Iterator[list[Request]]:
+    @functools.cached_property
+    def _stages(self) -> list[list[Request]]:
         """The stages up to the first that lacks runs."""
-        configs = self.candidates()
+        configs, stages = self.candidates, []
         for share, kept in zip(SHARES, (KEPT, 1, 0), strict=True):
             if share == SHARES[-1]:
                 train = replace(configs[0].train, lr_schedule=LAST_SCHEDULE)
                 label = f"{configs[0].label}, {LAST_SCHEDULE}"
                 configs = [configs[0], replace(configs[0], train=train, label=label)]
             stage = [self._request(config, share) for config in configs]
-            yield stage
+            stages.append(stage)
             best = self._best(stage)
             if best is None:
-                return
+                break
             configs = [request.config for request in best[:kept]]
+        return stages
 
     def _best(self, stage: list[Request]) -> list[Request] | None:
         """The candidates of a stage, best first; None while one of them is missing."""

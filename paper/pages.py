@@ -37,6 +37,7 @@ RUNS = Path("runs/reproduce")
 SOURCES = ("synthetic-sources", "mnist-sources", "femnist-sources")
 ARCHIVES: Mapping[str, tuple[str, ...]] = {
     "field": ("field-heads",),
+    "serve": ("serve-cifar10", "serve-cifar100", "serve-femnist"),
     "sources": (*SOURCES, "celeba-sources", "segmentation"),
     "guidance": (
         *SOURCES,
@@ -73,6 +74,8 @@ def tables(folder: str, out: Path) -> Iterator[tuple[Path, Path]]:
     by_command: dict[str, dict[Path, str]] = defaultdict(dict)
     for path in sorted((ROOT / "results" / folder).glob("*.json")):
         origin = json.loads(path.read_text(encoding="utf-8"))
+        if "experiment" not in origin:  # a table itself
+            continue
         files = [name for name in origin["files"] if name.endswith((".csv", ".md"))]
         files.append(f"{origin['experiment']}.json")
         # A file of a study's part has the part's name in place of the experiment's.
@@ -268,8 +271,65 @@ def computed_heads(_: Path) -> Lines:
     return lines
 
 
+def served_scores(_: Path) -> Lines:
+    """What wins: scores at the end / over all rounds of the newest and of the averaged model."""
+    frame = published("serve/serve")
+    sets = list(frame["data_set"].unique())
+    models = ("newest model", "average over rounds")
+    head = [f"{data_set}, {model}" for data_set in sets for model in models]
+    lines: Lines = [["method", *head]]
+    scores = frame.set_index(["data_set", "method"])
+    for method in SERVED:
+        cells = []
+        for data_set in sets:
+            for label in _labels(method):
+                known = (data_set, label) in scores.index
+                one = scores.loc[data_set, label] if known else None
+                both = () if one is None else (one["score"], one["mean_over_rounds"])
+                cells.append(" / ".join(number(each) for each in both) or DASH)
+        lines.append([method, *cells])
+    return lines
+
+
+def served_differences(_: Path) -> Lines:
+    """What wins: the recommended method minus others, at the end, with intervals."""
+    frame = published("serve/serve-pairs")
+    frame = frame[(frame["minus"] == "Steady") & (frame["quantity"] == "final")]
+    sets = list(frame["data_set"].unique())
+    sides = [(data_set, own) for data_set in sets for own in range(2)]
+    words = ("the newest model", "with its average")
+    lines: Lines = [["Steady minus", *(f"{data_set}: {words[own]}" for data_set, own in sides)]]
+    by = frame.set_index(["data_set", "method"])
+    for method in SERVED[1:]:
+        cells = []
+        for data_set, own in sides:
+            side = (data_set, _labels(method)[own])
+            cells.append(_interval(by.loc[side]) if side in by.index else DASH)
+        lines.append([method, *cells])
+    return lines
+
+
+SERVED = ("Steady", "FedACG", "SCAFFOLD", "FedSAM", "FedAvgM", "FedAdam", "Equal weights", "FedAvg")
+"""Methods of the study of served models, by their scores on CIFAR-10, then on FEMNIST."""
+
+
+def _labels(method: str) -> tuple[str, str]:
+    """What a method's newest and averaged models are called."""
+    return (
+        (f"{method}, newest model", method)
+        if method == "Steady"
+        else (method, f"{method} + average")
+    )
+
+
+def _interval(pair: pd.Series[float]) -> str:
+    """What the other has more, with its interval."""
+    mean, low, high = (number(-pair[end], sign=True) for end in ("difference", "high", "low"))
+    return f"{mean} [{low}, {high}]"
+
+
 def guided_scores(_: Path) -> Lines:
-    """What wins: scores at the end / over all rounds, five seeds."""
+    """The earlier study: scores at the end / over all rounds, five seeds."""
     frame = published("guidance/guidance")
     methods = ("ProtoHead", "Guided", "FedAvgM", "FedAdam", "Fairness + toleration")
     lines: Lines = [["data set", *methods[:-1], "equal weights"]]
@@ -285,7 +345,7 @@ def guided_scores(_: Path) -> Lines:
 
 
 def guided_differences(_: Path) -> Lines:
-    """What wins: ProtoHead minus two others with intervals."""
+    """The earlier study: ProtoHead minus two others with intervals."""
     frame = published("guidance/guidance-pairs")
     frame = frame[(frame["minus"] == "ProtoHead") & (frame["pairs"] == 5)]
     sides = [
@@ -303,13 +363,7 @@ def guided_differences(_: Path) -> Lines:
     lines: Lines = [["data set", *head]]
     for (data_set, delta), group in frame.groupby(["data_set", "delta"], sort=False):
         by = group.set_index(["method", "quantity"])
-        cells = []
-        for side in sides:
-            mean, low, high = (
-                number(-by.loc[side, end], sign=True) for end in ("difference", "high", "low")
-            )
-            cells.append(f"{mean} [{low}, {high}]")
-        lines.append([f"{data_set}, δ = {delta:g}", *cells])
+        lines.append([f"{data_set}, δ = {delta:g}", *(_interval(by.loc[side]) for side in sides)])
     return lines
 
 
@@ -387,6 +441,7 @@ def percent(value: float | None) -> str:
 EVIDENCE, APPENDIX = "docs/evidence/reproduction.md", "docs/appendix/reproduction.md"
 PERFORMANCE, HOSTILE = "docs/evidence/performance.md", "docs/appendix/hostile-clients.md"
 WINS, SEGMENTATION = "docs/evidence/what-wins.md", "docs/appendix/segmentation.md"
+EARLIER = "docs/appendix/class-statistics.md"
 PAGE_TABLES = (
     PageTable(EVIDENCE, claims),
     PageTable(APPENDIX, accuracy),
@@ -402,8 +457,10 @@ PAGE_TABLES = (
     PageTable(PERFORMANCE, benchmarked.flower),
     PageTable(HOSTILE, benchmarked.attacks),
     PageTable(HOSTILE, benchmarked.backdoor),
-    PageTable(WINS, guided_scores),
-    PageTable(WINS, guided_differences),
+    PageTable(WINS, served_scores),
+    PageTable(WINS, served_differences),
+    PageTable(EARLIER, guided_scores),
+    PageTable(EARLIER, guided_differences),
     PageTable(SEGMENTATION, centralised_segmentation, ("segmentation",)),
     PageTable(SEGMENTATION, federated_segmentation, ("segmentation", *FPASCAL)),
     PageTable(SEGMENTATION, guided_segmentation, FPASCAL),

@@ -241,15 +241,20 @@ def render(plan: Plan, name: str, output: Output, facts: Mapping[str, Any]) -> N
     output.origin(name, {**origin, "runs": [_origin(result) for result in results]})
 
 
+NAMED = 20
+"""Missing runs that are named."""
+
+
 def _in_words(missing: Iterable[Request]) -> list[str]:
     """Runs by data set, label and seeds; δ and α are left out, for brevity."""
     seeds: dict[str, set[int]] = {}
     for each in missing:
         seeds.setdefault(f"{each.case} {each.config.title}", set()).add(each.config.seed)
-    return [
+    words = [
         f"{label} (seed {', '.join(str(seed) for seed in sorted(found))})"
         for label, found in sorted(seeds.items())
     ]
+    return words if len(words) <= NAMED else [*words[:NAMED], f"{len(words) - NAMED} more"]
 
 
 def _origin(result: FoundRun) -> dict[str, Any]:

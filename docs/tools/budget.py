@@ -36,7 +36,7 @@ OWN = {
     "docs/evidence/reproduction.md": 1_600,
     "docs/how-to/reproduce-paper.md": 650,
     "docs/evidence/performance.md": 850,
-    "docs/evidence/what-wins.md": 1_150,
+    "docs/evidence/what-wins.md": 900,
 }
 """Words of pages that need more, or less."""
 

@@ -16,6 +16,8 @@ import numpy as np
 
 from fedproto.config.recipe import combine, set_option
 from fedproto.measures.scores import PER_CLASS
+from fedproto.report.figures import label_of
+from fedproto.report.results import main_score
 from fedproto.report.style import COLORS, DASHES, new_figure
 from fedproto.strategies.serve import ServeOptions
 from paper.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns
@@ -33,9 +35,13 @@ from paper.halving import TRAINED, without_head, written
 from paper.library import Library, Request
 from paper.output import Output
 from paper.pairs import show_pairs
+from paper.panels import Panel, show_panels
 
 STEADY, PLAIN = "Steady", "FedAvg"
 CHOICES = Path(__file__).parents[2] / "results/serve"
+FOLLOWED = (STEADY, f"{STEADY}, newest model", "FedACG", PLAIN)
+"""Whose curves are drawn."""
+
 FIRST = 4
 """Opponents that are trained before the others: those with the best validation scores."""
 
@@ -74,11 +80,22 @@ class ServeStudy(Experiment):
             for method, text in served.items():
                 output.say(f"{case.title}, {method}: {text}, chosen on validation data")
         show_pairs(output, "serve", self.title, found, (STEADY,))
+        panels = [_curves(case, runs) for case, runs in found if runs]
+        if panels:
+            show_panels(output, "serve-rounds", [panels])
         for case in scope.cases(shown_cases(self.cases, scope)):
             for run in results.select(case.name):
                 if run.run.config.measure.takes(MEASURE):
                     show_oscillation(output, case, run, choices[case.name].served[run.label])
                     return
+
+
+def _curves(case: Case, runs: Sequence[FoundRun]) -> Panel:
+    """Scores over the rounds, of the methods that tell what an average and momentum add."""
+    metric = main_score(one.run for one in runs)
+    lines = {label: [one for one in runs if one.label == label] for label in FOLLOWED}
+    shown = {label: own for label, own in lines.items() if own}
+    return Panel(case, metric, case.full_title, f"{label_of(metric)} (%)", shown, 100.0)
 
 
 def _choices(scope: Scope, library: Library) -> dict[str, Choice]:
@@ -132,7 +149,7 @@ def _as_tested(found: FoundRun, served: Mapping[str, str]) -> list[FoundRun]:
     average = without_head(text)
     names = {TRAINED: method}
     if method == STEADY:
-        names = {TRAINED: f"{STEADY}, newest model", average: f"{STEADY}, average alone"}
+        names = {TRAINED: FOLLOWED[1], average: f"{STEADY}, average alone"}
         names[text] = STEADY
     elif text != TRAINED:
         names[text] = f"{method} + average"

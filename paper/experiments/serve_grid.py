@@ -63,7 +63,7 @@ def choice_of(case: Case, scope: Scope, library: Library) -> Choice | None:
     """What the rule chooses from the grid's runs; None while some are missing."""
     values, scores, served = {}, {}, {}
     for search in searches(case, scope, library):
-        config = search.chosen()
+        config = search.chosen
         if config is None:
             return None
         ends = {one.digest(): score for one, _, score in search.scores()}
@@ -119,7 +119,7 @@ def shown_cases(cases: tuple[str, ...], scope: Scope) -> tuple[str, ...]:
 
 
 def _lines(case: Case, search: Halving) -> Iterator[tuple[Any, ...]]:
-    chosen = search.chosen()
+    chosen = search.chosen
     for config, rounds, score in search.scores():
         candidate = config.title.partition(": ")[2]
         best = chosen is not None and config == chosen
@@ -128,7 +128,7 @@ def _lines(case: Case, search: Halving) -> Iterator[tuple[Any, ...]]:
 
 def _gains(case: Case, search: Halving) -> Iterator[tuple[Any, ...]]:
     """The validation score of every model that the chosen run tests."""
-    scores = search.served_scores()
+    scores = search.served_scores
     for text, score in scores.items():
         gain = 100 * (score - scores[TRAINED])
         yield case.title, case.stands_in, search.method, text, 100 * score, gain

@@ -68,7 +68,7 @@ def test_candidates_go_on_by_their_scores_and_the_schedule_is_chosen_last():
     assert len(rounds) == 7
     assert sorted(length for length, _ in rounds.values()) == [40, 40, 40, 40, 100, 200, 200]
     assert rounds["FedAvgM: momentum 0.7, lr 0.0333"][0] == 100
-    chosen = one.chosen()
+    chosen = one.chosen
     assert chosen.title == "FedAvgM: momentum 0.7, lr 0.1, cosine"
     assert chosen.train.lr_schedule == "cosine"
     assert not chosen.evaluate.test
@@ -76,7 +76,7 @@ def test_candidates_go_on_by_their_scores_and_the_schedule_is_chosen_last():
 
 def test_nothing_is_chosen_while_runs_are_missing():
     one = search("FedDyn", Known(lambda *_: 0.5, longest=0.5))
-    assert one.chosen() is None
+    assert one.chosen is None
     wanted = {(each.config.title, each.first) for each in one.requests()}
     assert ("FedDyn: alpha 0.001, lr 0.0333", 200) in wanted
     assert ("FedDyn: alpha 0.001, lr 0.0333, cosine", 200) in wanted
@@ -138,10 +138,10 @@ def test_a_head_under_the_best_average_is_served_where_it_is_worth_its_bytes():
     assert search("FedACG", Known(scores(0.006))).served() == best
     headed = one.with_heads()
     assert headed.serve.text == ServeOptions.parse(lda).text
-    assert replace(headed, serve=one.chosen().serve, label=one.chosen().label) == one.chosen()
+    assert replace(headed, serve=one.chosen.serve, label=one.chosen.label) == one.chosen
     assert headed in [each.config for each in one.requests()]
     assert headed not in [config for config, _, _ in one.scores()]
-    assert set(one.served_scores()) == {TRAINED, *AVERAGES, *headed.serve.also, headed.serve.text}
+    assert set(one.served_scores) == {TRAINED, *AVERAGES, *headed.serve.also, headed.serve.text}
     assert without_head(one.served()) == best
     newest = search("Steady", Known(lambda _, text: 0.5 + 0.1 * (text == TRAINED)))
     assert newest.with_heads().serve.text == ServeOptions.parse(HEADS[0]).text

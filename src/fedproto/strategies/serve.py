@@ -21,7 +21,7 @@ Shapes: K clients of the cohort, C classes, D feature channels.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal
 
 import torch
@@ -120,6 +120,7 @@ class ServeOptions(Part):
         object.__setattr__(self, "also", others)
 
     @staticmethod
+    @cache
     def parse(text: str) -> ServeOptions:
         """Options written as ``average=ema decay=0.95``.
 
