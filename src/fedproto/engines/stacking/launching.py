@@ -51,7 +51,12 @@ class Cut(NamedTuple):
 # Found by a search on an H200 with LeNet, ResNet-18 and the paper's CNN.
 ANY = 2**31
 EXACT = {ANY: Cut(64, 64, 32, 4, 2, "tf32x3")}
-HALF = {127: Cut(128, 64, 64, 4, 3, "tf32"), ANY: Cut(128, 128, 32, 4, 3, "tf32")}
+# Deeper strips in bfloat16, in three stages, Triton 3.6 compiles to another convolution.
+HALF = {
+    32: Cut(128, 64, 32, 4, 3, "tf32"),
+    127: Cut(128, 64, 64, 4, 3, "tf32"),
+    ANY: Cut(128, 128, 32, 4, 3, "tf32"),
+}
 CUTS = {
     "forward": {
         "tf32": {
@@ -87,6 +92,9 @@ CUTS = {
 FEW = 12
 """Numbers in a row of taps from which on it is worth to be read as a strip."""
 
+MANY = 32
+"""Channels up to which that is known to be right in every precision."""
+
 
 def precision() -> str:
     """How the kernels multiply float32: as PyTorch's matrix products do at this moment.
@@ -102,7 +110,7 @@ def _cut(kernel: str, step: ConvStep, x: Tensor) -> tuple[Cut, bool]:
     written, read = step.channels[kernel != "input"], step.channels[kernel == "input"]
     cut = next(cut for most, cut in cuts.items() if read <= most)
     strip = step.taps[1] * read
-    strips = kernel == "forward" and read % cut.depth > 0 and strip >= FEW
+    strips = kernel == "forward" and read % cut.depth > 0 and strip >= FEW and read <= MANY
     depth = min(cut.depth, _power(strip if strips else strip * step.taps[0]))
     return cut._replace(columns=min(cut.columns, _power(written)), depth=depth), strips
 
