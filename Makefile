@@ -4,7 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.installed-docs
-# Of 14,000 files the few hundred that are imported are compiled, when they are.
+# Of 14,000 files the few hundred that are imported are compiled, when they are: once, not by each of
+# the processes that tests start, also where no bytecode is wanted beside the sources.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/bytecode
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 # What is installed; with docs for `make site`, which otherwise asks pip once more.
@@ -53,7 +56,7 @@ test: lint ## linter, strict type checker and the tests that take minutes
 	$(BIN)/python -m pytest -n 2 -q -m "not slow"
 
 test-slow: $(STAMP) ## the other tests: deployments, reproduction, kills at every write, archives, parity
-	$(BIN)/python -m pytest -n 4 --dist worksteal -q -m slow  # deployments mostly wait
+	$(BIN)/python -m pytest -n 4 -q -m slow  # deployments mostly wait
 
 tables: $(STAMP) ## every published table of scores, from the archives in results/runs
 	$(BIN)/python -m paper.pages

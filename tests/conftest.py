@@ -30,22 +30,37 @@ if not torch.cuda.is_available():
 
 
 SLOW = (
-    *("flower/test_flower_deployment", "flower/test_flower_parity", "flower/test_flower_engine"),
-    *("paper/", "test_results", "store/test_kill_and_resume", "store/test_fuzz_directories"),
-    *("report/test_report_archives", "report/test_report_browser", "data/test_paper_data"),
-    *("engines/test_engine_parity", "engines/test_stacking_kernels", "models/test_any_module"),
-    *("strategies/test_new_methods", "rounds/test_segmentation_run", "cli/test_choosing"),
-    *("flower/test_flower_strategy", "flower/test_own_strategy", "test_project"),
+    *("flower/test_flower_deployment", "flower/test_flower_up", "paper/"),
+    *("report/test_report_archives", "store/test_kill_and_resume", "docs/test_demo"),
+    "engines/test_stacking_kernels",
+    *("test_results", "rounds/test_segmentation_run", "data/test_paper_data", "cli/test_choosing"),
+    *("docs/test_tutorials", "flower/test_own_strategy", "flower/test_flower_strategy"),
+    *("flower/test_flower_parity", "flower/test_flower_engine", "store/test_fuzz_directories"),
+    *("report/test_report_browser", "engines/test_engine_parity", "models/test_any_module"),
+    *("strategies/test_new_methods", "test_project"),
 )
 """Deployments, reproduction, kills at every write, archives, parity of everything with everything:
-`make test-slow`."""
+`make test-slow`. What takes longest begins first, so that no processor is idle at the end."""
+
+TOGETHER = (
+    *("flower/test_flower_deployment", "paper/test_reproduce.py", "report/test_report_archives"),
+    *("rounds/test_segmentation_run", "data/test_paper_data", "report/test_report_browser"),
+    "store/test_kill_and_resume",
+)
+"""Slow modules that share what takes longer than a test: one process runs all of each."""
+
+
+def place_of(path: Path) -> int:
+    """A module's place in `SLOW`; beyond it for others."""
+    name = path.relative_to(Path(__file__).parent).as_posix()
+    return next((at for at, start in enumerate(SLOW) if name.startswith(start)), len(SLOW))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """A module without a test of the kind asked for is not even imported."""
     if collection_path.suffix != ".py":
         return None
-    slow = collection_path.relative_to(Path(__file__).parent).as_posix().startswith(SLOW)
+    slow = place_of(collection_path) < len(SLOW)
     match config.option.markexpr:
         case "not slow" if slow:
             return True
@@ -55,12 +70,25 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests of slow modules; deployments begin first, because they wait most."""
-    items.sort(key=lambda item: item.path.stem != "test_flower_deployment")
+    """Marks the tests of slow modules, and puts them in order."""
+    items.sort(key=lambda item: place_of(item.path))
     for item in items:
-        place = item.path.relative_to(Path(__file__).parent).as_posix()
-        if place.startswith(SLOW):
+        if place_of(item.path) < len(SLOW):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Hands out slow tests one by one, and the modules of `TOGETHER` whole."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class InOrder(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            module = nodeid.partition("::")[0]
+            return module if module.removeprefix("tests/").startswith(TOGETHER) else nodeid
+
+    config.option.loadscopereorder = False
+    return InOrder(config, log) if config.option.markexpr == "slow" else None
 
 
 @pytest.fixture(autouse=True, scope="session")

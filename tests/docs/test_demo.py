@@ -21,7 +21,6 @@ def rows(text: str, head: str) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(names[1:], row[1:], strict=True)) for row in cells}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_readme_shows_what_the_demo_prints(tmp_path, monkeypatch, capsys):
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ import pytest
 from documents import ROOT, blocks, commands
 from fedproto.cli import main
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # seconds, on a machine that is shared
+pytestmark = pytest.mark.timeout(900)  # seconds, on a machine that is shared
 
 INSTALLS = ("pip install", "make install", ". .venv", "make demo")
 """Commands that install the project; what they call is run by other tests and by `make dist`."""

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -24,7 +18,7 @@ from fedproto.flower.keys import make_keys
 from fedproto.options import load_plugin
 from fedproto.store import RunStore
 from fedproto.store.sweeps import create_sweep
-from helpers import same_tensors, simulate
+from helpers import same_tensors, simulate, wait_until
 
 PLUGIN = ROOT / "tests/support/flower_plugin.py"
 RECIPE = """
@@ -64,13 +58,6 @@ def a_run(path: Path, *overrides: str) -> RunStore:
     from fedproto.config.recipe import apply_overrides, tomllib
 
     return RunStore.create(path, read_config(apply_overrides(tomllib.loads(RECIPE), overrides)))
-
-
-def wait_until(true, what: str, seconds: float = 120) -> None:
-    ends = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < ends, f"waited in vain for {what}"
-        time.sleep(0.2)
 
 
 def finish(deployed: Deployment, store: RunStore) -> None:
@@ -179,105 +166,3 @@ def test_a_killed_server_and_node_resume_to_the_bits_of_a_simulation(tmp_path, d
     one, other = store.load_checkpoint(), undisturbed.load_checkpoint()
     assert same_tensors(one.params, other.params)
     assert same_tensors(one.memory, other.memory)
-
-
-def command(folder: Path, *arguments: str, clients: int = 1) -> subprocess.Popen[str]:
-    recipe = folder / "recipe.toml"
-    recipe.write_text(
-        RECIPE.replace("clients = 3", f"clients = {clients}").replace(
-            "cohort = 3", f"cohort = {clients}"
-        )
-    )
-    return subprocess.Popen(
-        [sys.executable, "-m", "fedproto", "flower", "up", str(recipe), *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def processes_of(folder: Path) -> list[str]:
-    """The command lines of processes that still work for a test."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
-            continue
-        if str(folder / "logs") in line:
-            found.append(line)
-    return found
-
-
-def programs_of(folder: Path) -> list[str]:
-    """Those that are Flower's; until it runs another, a new process has the line of its parent."""
-    return [line for line in processes_of(folder) if "fedproto.flower.programs" in line]
-
-
-@pytest.mark.timeout(300)
-def test_up_runs_a_recipe_and_leaves_nothing_behind(tmp_path):
-    process = command(
-        tmp_path,
-        *("--out", "run", "--logs", str(tmp_path / "logs"), "--set", "schedule.rounds=1"),
-        *("--set", "flower.evaluate_on=clients"),
-        clients=2,
-    )
-    output, _ = process.communicate(timeout=250)
-    assert process.returncode == 0, output
-    assert "fedproto" in output
-    (record,) = RunStore.open(tmp_path / "run").records()
-    assert record.failures == {}
-    assert "accuracy" in record.metrics
-    assert processes_of(tmp_path) == []
-
-
-@pytest.mark.timeout(300)
-def test_up_ends_on_interrupt(tmp_path):
-    process = command(tmp_path, "--out", "run", "--logs", str(tmp_path / "logs"))
-    wait_until(lambda: programs_of(tmp_path), "the server")
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
-    assert "rounds are safe" in output
-    wait_until(lambda: processes_of(tmp_path) == [], "the end of all processes", 30)
-
-
-@pytest.mark.timeout(300)
-def test_nothing_outlives_a_killed_up(tmp_path):
-    process = command(tmp_path, "--out", "run", "--logs", str(tmp_path / "logs"))
-    wait_until(lambda: len(programs_of(tmp_path)) >= 2, "the server and the node")
-    process.kill()
-    process.communicate(timeout=30)
-    wait_until(lambda: processes_of(tmp_path) == [], "the end of all processes", 60)
-
-
-def children(pid: int) -> list[int]:
-    try:
-        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-
-
-def programs(pid: int) -> list[int]:
-    """Children that are programs of Flower's, the server's first."""
-    found = []
-    for child in children(pid):
-        with contextlib.suppress(OSError):
-            if b"fedproto.flower.programs" in Path(f"/proc/{child}/cmdline").read_bytes():
-                found.append(child)
-    return found
-
-
-@pytest.mark.timeout(300)
-def test_the_logs_of_a_failed_up_are_kept_where_the_error_says(tmp_path):
-    process = command(tmp_path, "--out", "run")
-    # Short-lived helpers come and go among the children.
-    wait_until(lambda: len(programs(process.pid)) >= 2, "the server and the node")
-    os.kill(programs(process.pid)[0], signal.SIGKILL)
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == 2, output
-    kept = tmp_path / "run" / "flower-logs"
-    assert str(Path("run") / "flower-logs") in output
-    assert (kept / "superlink.log").exists()

@@ -149,7 +149,6 @@ def test_convolutions_of_the_fields_resnet_begin_as_pytorch_draws_them():
     assert drawn.keys() == he.keys()
 
 
-@pytest.mark.slow
 def test_the_script_trains_for_limited_time_and_packs_records_alone(tmp_path):
     command = ["bash", "paper/field.sh", "field-cnn", "3", "--scale=smoke"]
     places = {"RUNS": str(tmp_path / "runs"), "OUT": str(tmp_path), "PYTHON": sys.executable}

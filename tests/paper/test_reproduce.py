@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from data_fixtures import session_folder
 from fedproto.callback import Callback
 from fedproto.cli import main
 from fedproto.report.results import find_runs
@@ -43,8 +44,7 @@ def table(folder: Path, name: str) -> list[dict[str, str]]:
 @pytest.fixture(scope="session")
 def reproduced(tmp_path_factory) -> Path:
     """Everything, reproduced once for all processes of a test session."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if base.name.startswith("popen-") else base) / "reproduced"
+    folder = session_folder(tmp_path_factory) / "reproduced"
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

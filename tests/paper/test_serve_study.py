@@ -9,7 +9,6 @@ from io import StringIO
 from pathlib import Path
 
 import pandas as pd
-import pytest
 
 from fedproto import FedAvg, Steady
 from fedproto.cli import main
@@ -235,7 +234,6 @@ def test_without_the_data_nothing_is_begun(tmp_path, monkeypatch):
     assert not list(tmp_path.rglob("run.json"))
 
 
-@pytest.mark.slow
 def test_the_whole_chain_at_smoke_scale(tmp_path):
     def call(*arguments):
         folders = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]

@@ -124,11 +124,14 @@ def test_a_cohort_is_that_of_a_full_sort(number, clients, seed):
     assert schedule.cohort(seed, 0, sizes, number, "size") == expected
 
 
-def test_a_job_on_a_cpu_draws_the_same_without_a_look_for_other_devices(monkeypatch):
+@pytest.mark.parametrize("device", [None, torch.device("cpu")])
+def test_a_cpu_draws_the_same_without_a_look_for_other_devices(monkeypatch, device):
     before = torch.get_rng_state()
-    with seeded(7):
-        expected = torch.rand(3)
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.set_rng_state(before)
     monkeypatch.delattr(torch, "manual_seed")
-    with seeded(7, torch.device("cpu")):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with seeded(7, device):
         assert torch.equal(torch.rand(3), expected)
     assert torch.equal(torch.get_rng_state(), before)

@@ -26,11 +26,11 @@ SETTINGS = [
     "--set=train.batch_size=50",
 ]
 
-# Runs the command line in children of one process, so that all is imported only once. A child
-# kills itself with SIGKILL just before its n-th write reaches the disk, the file whole or torn;
-# folders, which are written too, cannot be torn.
+# Runs the command line in children of one process for all recipes, so that all is imported once.
+# A child kills itself with SIGKILL just before its n-th write reaches the disk, the file whole or
+# torn; folders, which are written too, cannot be torn.
 KILLER = """
-import os, signal, sys
+import json, os, signal, sys
 from pathlib import Path
 import sklearn.datasets, torch, torch._dynamo
 from fedproto.cli import main, running
@@ -38,7 +38,7 @@ from fedproto.config.recipe import read_recipe
 
 torch.set_num_threads(1)
 read_recipe("quickstart")
-folder, settings = Path(sys.argv[1]), sys.argv[2:]
+top = Path(sys.argv[1])
 
 def child(work):
     pid = os.fork()
@@ -46,10 +46,7 @@ def child(work):
         os._exit(work())
     return os.waitpid(pid, 0)[1]
 
-def command(name):
-    return main(["run", "quickstart", "-q", "--reuse", f"--out={folder / name}", *settings])
-
-def start(name, kill_at=None, torn=False):
+def start(command, kill_at=None, torn=False):
     def work():
         calls = [0]
         fsync = os.fsync
@@ -63,21 +60,24 @@ def start(name, kill_at=None, torn=False):
                 os.kill(os.getpid(), signal.SIGKILL)
             fsync(descriptor)
         os.fsync = counting
-        return command(name)
+        return main(command)
     return child(work)
 
-assert command("whole") == 0  # here, so that no child does first what is done once a process
-moments = 0
-for torn in (False, True):
-    for kill_at in range(1, 100):
-        name = f"killed-{kill_at}-{torn}"
-        status = start(name, kill_at, torn)
-        if status == 0:
-            break
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        moments += 1
-        assert start(name) == 0, name
-print(moments)
+for recipe, settings in json.loads(sys.argv[2]).items():
+    common = ["run", "quickstart", "-q", "--reuse", *settings, "--out"]
+    # Here, so that no child does first what is done once a process.
+    assert main([*common, str(top / recipe / "whole")]) == 0
+    moments = 0
+    for torn in (False, True):
+        for kill_at in range(1, 100):
+            command = [*common, str(top / recipe / f"killed-{kill_at}-{torn}")]
+            status = start(command, kill_at, torn)
+            if status == 0:
+                break
+            assert os.WTERMSIG(status) == signal.SIGKILL
+            moments += 1
+            assert start(command) == 0, command
+    (top / recipe / "moments").write_text(str(moments))
 """
 
 
@@ -128,33 +128,45 @@ PERSONAL_HEAD, PERSONAL_MODEL = (
 )
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize(
-    "more",
-    [[], WITH_MEMORY, [*SERVED_AVERAGE, *BEST], PERSONAL_HEAD, PERSONAL_MODEL],
-    ids=["fedproto", "with memory", "best average", "personal head", "personal model"],
-)
-def test_killed_at_every_write(tmp_path, more):
-    script = tmp_path / "killer.py"
+RECIPES = {
+    "fedproto": [],
+    "with memory": WITH_MEMORY,
+    "best average": [*SERVED_AVERAGE, *BEST],
+    "personal head": PERSONAL_HEAD,
+    "personal model": PERSONAL_MODEL,
+}
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory) -> Path:
+    """Every recipe once as a whole, and once for each of its writes, killed there and resumed."""
+    folder = tmp_path_factory.mktemp("killed")
+    script = folder / "killer.py"
     script.write_text(KILLER)
-    result = subprocess.run(
-        [sys.executable, str(script), str(tmp_path), *SETTINGS, *more],
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    for name in RECIPES:
+        (folder / name).mkdir()
+    settings = {name: [*SETTINGS, *more] for name, more in RECIPES.items()}
+    command = [sys.executable, str(script), str(folder), json.dumps(settings)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stdout + result.stderr
+    return folder
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_killed_at_every_write(killed, recipe):
     # A round writes a record and a checkpoint with its folder, beside what is written at the start.
-    assert int(result.stdout.split()[-1]) >= 24
-    whole = tmp_path / "whole"
-    killed = [path for path in tmp_path.iterdir() if path.name.startswith("killed")]
-    for path in killed:
+    assert int((killed / recipe / "moments").read_text()) >= 24
+    whole = killed / recipe / "whole"
+    runs = [path for path in (killed / recipe).iterdir() if path.name.startswith("killed")]
+    assert len(runs) >= 24
+    for path in runs:
         assert records(path) == records(whole), path.name
         assert final_weights(path) == final_weights(whole), path.name
         assert kept_by_clients(path) == kept_by_clients(whole), path.name
         assert best_model(path) == best_model(whole), path.name
         assert not list(path.rglob("*.partial")), path.name
-    assert (best_model(whole) is not None) == (BEST[0] in more)
+    assert (best_model(whole) is not None) == (recipe == "best average")
 
 
 KILLS = int(os.environ.get("FEDPROTO_KILLS", "6"))

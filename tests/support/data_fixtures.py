@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from fedproto.data import data_root
+
+
+def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a test session, which all its processes share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if base.name.startswith("popen-") else base
 
 
 @pytest.fixture
@@ -17,8 +25,8 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def shared_cache(tmp_path_factory):
-    """A cache for all tests on real files of this process, so that each is prepared once."""
-    return tmp_path_factory.mktemp("prepared")
+    """A cache for all tests on real files and all processes: each is prepared once."""
+    return session_folder(tmp_path_factory) / "prepared"
 
 
 @pytest.fixture

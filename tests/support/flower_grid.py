@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import ClassVar
+from unittest import mock
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -13,9 +15,13 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedproto.data.synthetic import Synthetic
 from fedproto.flower.client_app import app
 
 Tamper = Callable[[int, Message], Message | None]
+
+GENERATED = cache(Synthetic.load)
+"""A node loads its data for every message; here each is generated once."""
 
 
 def through_the_wire(message: Message) -> Message:
@@ -93,7 +99,8 @@ class LocalGrid(Grid):
         state = self._states.setdefault(node, RecordDict())
         context = Context(1, node, config, state, {})
         try:
-            reply = self._app(message, context)
+            with mock.patch.object(Synthetic, "load", lambda *given: GENERATED(*given)):
+                reply = self._app(message, context)
         except Exception as error:  # noqa: BLE001 - Flower answers with any error
             reply = Message(Error(2, str(error)), reply_to=message)
         if self.tamper is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -232,3 +233,11 @@ def _payload_for(strategy: Strategy, update: ClientUpdate) -> Tensors:
         drawn = torch.rand(one.shape, generator=generator, dtype=torch.float64)
         payload[name] = (low + (high - low) * drawn).to(one.dtype)
     return payload
+
+
+def wait_until(true: Callable[[], object], what: str, seconds: float = 120) -> None:
+    """Until something is true, of a process or a file."""
+    ends = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < ends, f"waited in vain for {what}"
+        time.sleep(0.2)

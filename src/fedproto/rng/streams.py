@@ -64,7 +64,7 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
     """
     devices = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        if device is not None and device.type == "cpu":
+        if device.type == "cpu" if device is not None else not torch.cuda.is_available():
             torch.default_generator.manual_seed(seed)
         else:
             torch.manual_seed(seed)
