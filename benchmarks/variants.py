@@ -3,14 +3,11 @@
     python benchmarks/variants.py --out results/gpu-variants.json
     TRITON_INTERPRET=1 python benchmarks/variants.py --check     # results alone, without a GPU
 
-`cells` and `wide` read a pooled cell and its code once for all four pixels in weight gradients,
-where the engine reads them for each. Compiled for compute capability 9.0, the weight gradients of
-the paper's CNN take 0.56 and 1.33 million instructions of warps per model and step; the kernels
-that knew this CNN alone took 0.18 and 1.12; so it is 0.17 and 1.05, or 0.17 and 0.42 where four
-warps multiply together. `deep` adds an input gradient of fewer turns, `few` has smaller programs
-and no sums over parts for few jobs. What a kernel is worth tell `plain dense`, `no strips`, `step
-by step` (the MLP without a kernel for whole steps) and `unchecked`, of which only the first round
-differs. Rounds are interleaved; `--profile` lists kernels.
+`by pixels` reads a pooled cell and its code for each of its pixels in all weight gradients, where
+the engine reads cells of few channels once. `deep` adds an input gradient of fewer turns, `few` has
+smaller programs and no sums over parts for few jobs. What a kernel is worth tell `plain dense`,
+`no strips`, `step by step` (the MLP without a kernel for whole steps) and `unchecked`, of which only
+the first round differs. Rounds are interleaved; `--profile` lists kernels.
 """
 
 from __future__ import annotations
@@ -28,31 +25,28 @@ from typing import Any
 from unittest import mock
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from workloads import CLASSES, MODELS, SAMPLES, SHAPES, federation, initial_state, jobs_on
 
 from fedproto.data.tasks import task_named
 from fedproto.engines.base import ENGINES, EngineOptions, Workload
 from fedproto.engines.stacking import launching
-from fedproto.engines.stacking.kernels import _patches, _pixel_of_cell
-from fedproto.engines.stacking.launching import ANY, Cut, _geometry, _parts, _power
+from fedproto.engines.stacking.launching import ANY, Cut, _power
 from fedproto.engines.stacking.layers import Conv, Dense
 from fedproto.engines.stacking.lockstep import Lockstep
 from fedproto.engines.tracing import ConvStep
 from fedproto.engines.training import TrainOptions
 from fedproto.models.base import build_model
 
-PAPER = ["now", "cells", "wide", "deep", "plain dense"]
-FIELD = ["now", "cells", "wide", "plain dense", "no strips"]
-SMALLER, WHOLE = ["few", "few, wide"], ["now", "step by step"]
+PAPER = ["now", "by pixels", "deep", "plain dense"]
+FIELD = ["now", "by pixels", "plain dense", "no strips"]
+WHOLE = ["now", "step by step"]
 CASES: list[dict[str, Any]] = [
     {"model": "cnn", "jobs": 120, "epochs": 40, "variants": PAPER},
-    {"model": "cnn", "jobs": 10, "epochs": 40, "variants": PAPER + SMALLER},
-    {"model": "cnn", "jobs": 120, "epochs": 40, "tf32": False, "variants": PAPER[:3]},
+    {"model": "cnn", "jobs": 10, "epochs": 40, "variants": [*PAPER, "few"]},
+    {"model": "cnn", "jobs": 120, "epochs": 40, "tf32": False, "variants": PAPER[:2]},
     {"model": "lenet", "jobs": 100, "epochs": 5, "variants": FIELD},
-    {"model": "lenet", "jobs": 10, "epochs": 5, "variants": [*FIELD[:3], "few"]},
+    {"model": "lenet", "jobs": 10, "epochs": 5, "variants": [*FIELD[:2], "few"]},
     {"model": "lenet", "jobs": 100, "epochs": 5, "amp": True, "variants": FIELD},
     {"model": "mlp", "jobs": 120, "epochs": 40, "variants": WHOLE},
     {"model": "mlp", "jobs": 10, "epochs": 40, "variants": WHOLE},
@@ -62,28 +56,6 @@ CASES: list[dict[str, Any]] = [
 
 MANY = 32
 """Jobs from which on there are enough programs for all of a GPU, however large each is."""
-
-NARROW: dict[str, dict[int, Cut]] = {
-    "tf32": {
-        15: Cut(16, 64, 32, 2, 1, "tf32"),
-        32: Cut(32, 64, 32, 2, 1, "tf32"),
-        ANY: Cut(32, 64, 64, 4, 1, "bf16x3"),
-    },
-    "tf32x3": {ANY: Cut(32, 64, 32, 2, 1, "tf32x3")},
-    "bf16": {15: Cut(16, 64, 64, 4, 1, "tf32"), ANY: Cut(64, 64, 64, 4, 1, "tf32")},
-}
-WIDE: dict[str, dict[int, Cut]] = {
-    "tf32": {
-        1: Cut(16, 64, 32, 2, 1, "tf32"),
-        15: Cut(16, 64, 64, 4, 1, "tf32"),
-        ANY: Cut(32, 64, 64, 4, 1, "tf32"),
-    },
-    "tf32x3": {ANY: Cut(16, 64, 64, 4, 1, "tf32x3")},
-    "bf16": {15: Cut(16, 64, 64, 4, 1, "tf32"), ANY: Cut(32, 64, 128, 4, 1, "tf32")},
-}
-"""Cuts of `weight_gradient_by_cells`, whose rows are cells: much as the kernels had them that took
-the paper's CNN alone, and for products of four warps together. Of the cuts tried those with the
-fewest instructions per model once compiled for an H200 (compute capability 9.0)."""
 
 FEW: dict[str, dict[int, Cut]] = {
     "forward": {32: Cut(64, 64, 32, 4, 3, "tf32")},
@@ -96,99 +68,14 @@ DEEP: dict[str, dict[int, Cut]] = {"input": {64: Cut(128, 64, 64, 4, 2, "tf32")}
 """A cut of the paper's second convolution with a whole tap in each turn."""
 
 
-@triton.jit
-def weight_gradient_by_cells(  # noqa: ANN201
-    x, dy, code, out, x_row, dy_row, out_row, count, part: tl.constexpr, IN_HEIGHT: tl.constexpr,  # noqa: ANN001, N803
-    IN_WIDTH: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INS: tl.constexpr,  # noqa: N803
-    OUTS: tl.constexpr, DOWN: tl.constexpr, ALONG: tl.constexpr, STRIDE: tl.constexpr,  # noqa: N803
-    PAD_DOWN: tl.constexpr, PAD_ALONG: tl.constexpr, SUBTRACT: tl.constexpr,  # noqa: N803
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,  # noqa: N803
-):  # fmt: skip
-    """As `kernels.weight_gradient` of pooled cells; `count`, `part` and `ROWS` are of cells."""
-    job = tl.program_id(2).to(tl.int64)
-    x += job * x_row
-    dy += job * dy_row
-    code += job * dy_row
-    TAPS: tl.constexpr = DOWN * ALONG  # noqa: N806
-    DEPTHS: tl.constexpr = (TAPS * INS + DEPTH - 1) // DEPTH  # noqa: N806
-    first = tl.program_id(0) % DEPTHS * DEPTH
-    channel = tl.program_id(0) // DEPTHS * COLUMNS + tl.arange(0, COLUMNS)
-    written = channel < OUTS
-    total = tl.zeros((DEPTH, COLUMNS), tl.float32)
-    begin = tl.program_id(1) * part
-    end = tl.minimum(begin + part, count)
-    for turn in range(0, part, ROWS):
-        cell = begin + turn + tl.arange(0, ROWS)
-        live = cell < end
-        image, row, column = _pixel_of_cell(cell, 0, HEIGHT, WIDTH)
-        inside = live[:, None] & written[None, :]
-        where = cell[:, None] * OUTS + channel[None, :]
-        passed = tl.load(code + where, mask=inside, other=4)
-        value = tl.load(dy + where, mask=inside, other=0.0)
-        for pixel in tl.static_range(4):
-            g = tl.where(passed == pixel, value, 0.0)
-            down = (row + pixel // 2) * STRIDE - PAD_DOWN
-            across = (column + pixel % 2) * STRIDE - PAD_ALONG
-            p = _patches(
-                x, live, image, down, across, first, IN_HEIGHT, IN_WIDTH, INS, TAPS, ALONG, 1, 1,
-                DEPTH,
-            )  # fmt: skip
-            total = tl.dot(tl.trans(p), g.to(p.dtype), total, input_precision=PRECISION)
-    number = first + tl.arange(0, DEPTH)
-    tile = number[:, None] * OUTS + channel[None, :]
-    inside = (number < TAPS * INS)[:, None] & written[None, :]
-    out += (job * tl.num_programs(1) + tl.program_id(1)) * out_row
-    if SUBTRACT:
-        total = tl.load(out + tile, mask=inside, other=0.0) - total
-    tl.store(out + tile, total, mask=inside)
-
-
-KEPT = launching.conv_weight_gradient, launching._cut
-
-
-def by_cells(
-    cuts: dict[str, dict[int, Cut]],
-    step: ConvStep,
-    x: Tensor,
-    dy: Tensor,
-    code: Tensor | None,
-    weight: Tensor | None = None,
-) -> Tensor:
-    """As `launching.conv_weight_gradient`, with the kernel above where there are cells."""
-    if code is None:
-        return KEPT[0](step, x, dy, code, weight)
-    kind = "bf16" if x.dtype == torch.bfloat16 else launching.precision()
-    (height, width), (ins, outs) = step.sides, step.channels
-    inner, jobs = step.taps[0] * step.taps[1] * ins, len(x)
-    cut = next(cut for most, cut in cuts[kind].items() if ins <= most)
-    cut = cut._replace(columns=min(cut.columns, _power(outs)), depth=min(cut.depth, _power(inner)))
-    cells = dy.shape[1] * dy.shape[2] * dy.shape[3]
-    tiles = _parts(inner, cut.depth) * _parts(outs, cut.columns)
-    parts = max(1, min(launching.PROGRAMS // (tiles * jobs), cells // (2 * cut.rows)))
-    parts = 1 << (parts.bit_length() - 1)
-    part = _parts(_parts(cells, parts), cut.rows) * cut.rows
-    parts = _parts(cells, part)
-    out = weight
-    if weight is None or parts > 1:
-        out = x.new_empty((jobs, parts, inner, outs), dtype=torch.float32)
-    assert out is not None
-    geometry = _geometry(step, cut)
-    weight_gradient_by_cells[tiles, parts, jobs](
-        x, dy, code, out, x.stride(0), dy.stride(0),
-        out.stride(0) if out is weight else inner * outs, cells, part, IN_HEIGHT=step.image[0],
-        IN_WIDTH=step.image[1], HEIGHT=height, WIDTH=width, SUBTRACT=out is weight, **geometry,
-    )  # fmt: skip
-    if out is weight:
-        return out
-    gradient = out[:, 0] if parts == 1 else out.sum(dim=1)
-    return gradient if weight is None else weight.sub_(gradient)
+CUT = launching._cut
 
 
 def other_cut(
     cuts: dict[str, dict[int, Cut]], most: int, kernel: str, step: ConvStep, x: Tensor
 ) -> tuple[Cut, bool]:
     """As `launching._cut`, with other cuts for at most so many jobs in tf32."""
-    cut, strips = KEPT[1](kernel, step, x)
+    cut, strips = CUT(kernel, step, x)
     plain = x.dtype == torch.float32 and launching.precision() == "tf32"
     other = cuts.get(kernel, {}).get(step.channels[kernel == "input"])
     if not plain or other is None or len(x) > most:
@@ -201,21 +88,19 @@ def nothing(*_: object, **__: object) -> None:
     """In place of what gives a kernel."""
 
 
-WITH_WIDE = [(launching, "conv_weight_gradient", partial(by_cells, WIDE))]
+PIXELS = {**launching.CUTS, "weight by cells": {}}
 SMALL = [(launching, "_cut", partial(other_cut, FEW, MANY)), (launching, "PROGRAMS", 264)]
 VARIANTS: dict[str, list[tuple[Any, str, Any]]] = {
     "now": [],
-    "cells": [(launching, "conv_weight_gradient", partial(by_cells, NARROW))],
-    "wide": WITH_WIDE,
-    "deep": [*WITH_WIDE, (launching, "_cut", partial(other_cut, DEEP, ANY))],
+    "by pixels": [(launching, "CUTS", PIXELS)],
+    "deep": [(launching, "_cut", partial(other_cut, DEEP, ANY))],
     "few": SMALL,
-    "few, wide": WITH_WIDE + SMALL,
     "plain dense": [(Dense, "_uses_kernels", lambda *_: False)],
     "no strips": [(launching, "FEW", ANY)],
     "step by step": [(launching.MlpStep, "of", nothing)],
     "unchecked": [(Lockstep, "_check_kernels", nothing)],
 }
-CONVOLUTIONS = ("now", "cells", "wide", "deep", "few", "few, wide")
+CONVOLUTIONS = ("now", "by pixels", "deep", "few")
 
 
 @contextlib.contextmanager

@@ -180,7 +180,7 @@ def speeds_in_words() -> dict[str, list[str]]:
             f"median of {len(peers[0]['seconds'])} interleaved rounds",
             f"weights alone would take {bound:.1f} µs",
             f"{min(dearer):.0f} to {max(dearer):.0f} % per step",
-            f"would win back {100 - 100 * variants['wide'] / variants['now']:.0f} %",
+            f"once has won back {100 - 100 * variants['wide'] / variants['now']:.0f} %",
             f"saves {100 - 100 * mlp[True]:.0f} % in tf32",
             f"costs {100 * mlp[False] - 100:.0f} % in float32",
             f"compiles for {min(compiled):.0f} to {max(compiled):.0f} s",

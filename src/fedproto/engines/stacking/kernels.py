@@ -207,12 +207,14 @@ def weight_gradient(
     x, dy, code, out, x_row, dy_row, out_row, count, part: tl.constexpr, IN_HEIGHT: tl.constexpr,
     IN_WIDTH: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INS: tl.constexpr,
     OUTS: tl.constexpr, DOWN: tl.constexpr, ALONG: tl.constexpr, STRIDE: tl.constexpr,
-    PAD_DOWN: tl.constexpr, PAD_ALONG: tl.constexpr, POOLED: tl.constexpr, SUBTRACT: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+    PAD_DOWN: tl.constexpr, PAD_ALONG: tl.constexpr, POOLED: tl.constexpr, CELLS: tl.constexpr,
+    SUBTRACT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """``dwₜ = Σ_h x[stride · h + t − pad]ᵀ dz[h]``, or ``w −= dw``.
 
-    A program sums over one part of the pixels, for `DEPTH` numbers of a patch and some channels.
+    A program sums over one part of the pixels, for `DEPTH` numbers of a patch and some channels. By
+    cells, `count`, `part` and `ROWS` are of pooled cells, which are then read once for four pixels.
     """
     TAPS: tl.constexpr = DOWN * ALONG
     TILES: tl.constexpr = (TAPS * INS + DEPTH - 1) // DEPTH
@@ -229,24 +231,31 @@ def weight_gradient(
     for turn in range(0, part, ROWS):
         row = begin + turn + tl.arange(0, ROWS)
         live = row < end
-        if POOLED:
+        inside = live[:, None] & written[None, :]
+        if CELLS:
+            image, down, across = _pixel_of_cell(row, 0, HEIGHT, WIDTH)
+        elif POOLED:
             image, down, across = _pixel_of_cell(row // 4, row % 4, HEIGHT, WIDTH)
         else:
             image, down, across = _pixel(row, HEIGHT, WIDTH)
         down = down * STRIDE - PAD_DOWN
         across = across * STRIDE - PAD_ALONG
-        p = _patches(
-            x, live, image, down, across, first, IN_HEIGHT, IN_WIDTH, INS, TAPS, ALONG, 1, 1, DEPTH,
-        )  # fmt: skip
-        inside = live[:, None] & written[None, :]
+        cell = row // 4 if POOLED and not CELLS else row
+        where = cell[:, None] * OUTS + channel[None, :]
+        slope = tl.load(dy + where, mask=inside, other=0.0)
         if POOLED:
-            where = (row // 4)[:, None] * OUTS + channel[None, :]
             passed = tl.load(code + where, mask=inside, other=DEAD)
-            g = tl.load(dy + where, mask=inside, other=0.0)
-            g = tl.where(passed == (row % 4)[:, None], g, 0.0)
-        else:
-            g = tl.load(dy + row[:, None] * OUTS + channel[None, :], mask=inside, other=0.0)
-        total = tl.dot(tl.trans(p), g.to(p.dtype), total, input_precision=PRECISION)
+        for pixel in tl.static_range(4 if CELLS else 1):
+            p = _patches(
+                x, live, image, down + pixel // 2 * STRIDE, across + pixel % 2 * STRIDE, first,
+                IN_HEIGHT, IN_WIDTH, INS, TAPS, ALONG, 1, 1, DEPTH,
+            )  # fmt: skip
+            g = slope
+            if CELLS:
+                g = tl.where(passed == pixel, slope, 0.0)
+            elif POOLED:
+                g = tl.where(passed == (row % 4)[:, None], slope, 0.0)
+            total = tl.dot(tl.trans(p), g.to(p.dtype), total, input_precision=PRECISION)
     number = first + tl.arange(0, DEPTH)
     tile = number[:, None] * OUTS + channel[None, :]
     inside = (number < TAPS * INS)[:, None] & written[None, :]

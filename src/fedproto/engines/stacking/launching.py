@@ -86,6 +86,13 @@ CUTS = {
             ANY: Cut(64, 128, 128, 4, 3, "tf32"),
         },
     },
+    "weight by cells": {
+        "tf32": {
+            1: Cut(16, 64, 32, 2, 1, "tf32"),
+            15: Cut(16, 64, 64, 4, 1, "tf32"),
+            32: Cut(32, 64, 64, 4, 1, "tf32"),
+        },
+    },
 }
 """Cuts by kernel, by precision, and by the largest number of channels that are read."""
 
@@ -104,9 +111,14 @@ def precision() -> str:
     return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
+def _numbers(x: Tensor) -> str:
+    """What cuts depend on: bfloat16, or how float32 is multiplied."""
+    return "bf16" if x.dtype == torch.bfloat16 else precision()
+
+
 def _cut(kernel: str, step: ConvStep, x: Tensor) -> tuple[Cut, bool]:
     """The cut of a kernel, no larger than the layer; and whether it reads strips."""
-    cuts = CUTS[kernel]["bf16" if x.dtype == torch.bfloat16 else precision()]
+    cuts = CUTS[kernel][_numbers(x)]
     written, read = step.channels[kernel != "input"], step.channels[kernel == "input"]
     cut = next(cut for most, cut in cuts.items() if read <= most)
     strip = step.taps[1] * read
@@ -183,13 +195,16 @@ def conv_weight_gradient(
         code: Which pixel a pooled cell passes its gradient to.
         weight: The packed weight to be changed.
     """
-    (cut, _), (height, width) = _cut("weight", step, x), step.sides
-    ins, outs = step.channels
+    (height, width), (ins, outs) = step.sides, step.channels
+    known = CUTS["weight by cells"].get(_numbers(x), {})
+    cells = code is not None and any(ins <= most for most in known)
+    cut, _ = _cut("weight by cells" if cells else "weight", step, x)
     inner = step.taps[0] * step.taps[1] * ins
-    rows = dy.shape[1] * dy.shape[2] * dy.shape[3] * (1 if code is None else 4)
+    rows = dy.shape[1] * dy.shape[2] * dy.shape[3] * (1 if code is None or cells else 4)
     tiles = _parts(inner, cut.depth) * _parts(outs, cut.columns)
     # As many parts as fill the device, each of several turns; few numbers, for each is compiled.
-    parts = max(1, min(PROGRAMS // (tiles * len(x)), rows // (8 * cut.rows)))
+    turns = (2 if cells else 8) * cut.rows
+    parts = max(1, min(PROGRAMS // (tiles * len(x)), rows // turns))
     parts = 1 << (parts.bit_length() - 1)
     part = _parts(_parts(rows, parts), cut.rows) * cut.rows
     parts = _parts(rows, part)
@@ -200,7 +215,7 @@ def conv_weight_gradient(
         x, dy, dy if code is None else code, out, x.stride(0), dy.stride(0),
         out.stride(0) if out is weight else inner * outs, rows, part,
         IN_HEIGHT=step.image[0], IN_WIDTH=step.image[1], HEIGHT=height, WIDTH=width,
-        POOLED=code is not None, SUBTRACT=out is weight, **_geometry(step, cut),
+        POOLED=code is not None, CELLS=cells, SUBTRACT=out is weight, **_geometry(step, cut),
     )  # fmt: skip
     if out is weight:
         return out
