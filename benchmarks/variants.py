@@ -6,8 +6,8 @@
 `by pixels` reads a pooled cell and its code for each of its pixels in all weight gradients, where
 the engine reads cells of few channels once. `deep` adds an input gradient of fewer turns, `few` has
 smaller programs and no sums over parts for few jobs. What a kernel is worth tell `plain dense`,
-`no strips`, `step by step` (the MLP without a kernel for whole steps) and `unchecked`, of which only
-the first round differs. Rounds are interleaved; `--profile` lists kernels.
+`no strips`, `step by step` (the MLP without a kernel for whole steps) and `unchecked`, of which
+only the first round differs. Rounds are interleaved; `--profile` lists kernels.
 """
 
 from __future__ import annotations
