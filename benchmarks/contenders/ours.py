@@ -1,6 +1,9 @@
 """This package: its own round loop with one of its engines.
 
-ours.py WORK OUT ENGINE
+ours.py WORK OUT ENGINE [SEEDS]
+
+An engine may lack a part, to measure what it is worth: `processes:spectra` computes convolutions
+directly, `processes:backpropagation` leaves gradients to PyTorch.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from fedproto.config import RunConfig
 from fedproto.config.options import EvaluateOptions, ScheduleOptions
 from fedproto.data.federation import Client, Federation
 from fedproto.data.samples import TensorSamples
+from fedproto.engines import manual, processes
 from fedproto.engines.base import EngineOptions
+from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.training import TrainOptions
 from fedproto.models.base import build_model
 from fedproto.models.small import CNNOptions, MLPOptions
@@ -28,6 +33,11 @@ def main() -> None:
     """Serves rounds."""
     path, out, name, *more = sys.argv[1:]
     number = int(more[0]) if more else 1
+    name, _, without = name.partition(":")
+    if without == "spectra":
+        manual.WIDE_KERNEL = 10**9
+    elif without:
+        processes.ManualTrainer = ReferenceEngine  # type: ignore[assignment, misc]
     quiet()
     work = Work(path)
     nothing = np.empty(0, dtype=np.int64)
