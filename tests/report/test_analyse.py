@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 import fedproto
+from fedproto.api import analysing
 from fedproto.api.analysing import embed
 from fedproto.cli import main
 from fedproto.data.base import data_root
@@ -21,6 +22,7 @@ from fedproto.models.base import build_model
 from fedproto.report.panels import read_measured, read_part
 from fedproto.report.style import class_colors
 from fedproto.store import RunStore
+from fedproto.types import POOLED
 
 TINY = [
     "schedule.rounds=2",
@@ -162,14 +164,23 @@ def test_several_runs_give_a_table(runs, capsys):
     assert f"{100 * lines[1]['metrics']['mean_client_accuracy']:.1f}" in text
 
 
-def test_embedding_holds_points_classes_and_colours(runs, capsys):
-    path = run_of(runs)
+def test_embedding_holds_points_classes_and_colours(runs, capsys, monkeypatch):
+    path, given = run_of(runs), []
+    monkeypatch.setattr(analysing, "embed", lambda vectors: given.append(vectors) or embed(vectors))
     capsys.readouterr()
     assert main(["analyse", str(path), "--what=embedding", "--samples=40"]) == 0
     assert capsys.readouterr().out == "", "no table, since there are no numbers"
     content = read_part(path, "embedding", dict)
     assert content["method"] == "tsne"
-    assert len(content["x"]) == len(content["y"]) == len(content["class"]) == 40
+    assert len(content["x"]) == len(content["y"]) == len(content["class"]) == 40 + 10
+    assert content["class"][40:] == list(range(content["prototypes"])) == list(range(10))
+    run = fedproto.load(path)
+    x, y = run.federation.samples.batch(run.federation.train_indices(POOLED))
+    with torch.no_grad():
+        features = run.model.features(x)
+    for label in range(10):
+        expected = features[y == label].mean(dim=0).numpy()
+        assert given[0][40 + label] == pytest.approx(expected, abs=1e-4)
     assert len(content["classes"]) == len(content["colors"]) == 10
     assert max(content["class"]) < 10
     assert len(set(content["colors"])) == 10

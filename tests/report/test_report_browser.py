@@ -133,7 +133,11 @@ def test_every_section_is_there_and_every_chart_is_drawn(page):
     assert len(page.find_elements("css selector", "#clients-panels path.curve")) == 2
     assert len(page.find_elements("css selector", "#attention-panels path.curve")) == 2
     assert texts(page, "#classes-table thead th") == ["run", "cat", "dog", "bird"]
-    assert len(page.find_elements("css selector", "#embedding-chart svg path")) == 153
+    assert len(page.find_elements("css selector", "#embedding-chart svg path")) == 150 + 3 + 3
+    prototypes = page.find_elements("css selector", "#embedding-chart svg path.prototype title")
+    assert [one.get_attribute("textContent") for one in prototypes] == [
+        f"prototype of {name}" for name in ("cat", "dog", "bird")
+    ]
     assert page.execute_script(
         "return document.getElementById('map-keys').innerText.includes('entropy') &&"
         " document.images.length === 4 && [...document.images].every((i) => i.naturalWidth)"

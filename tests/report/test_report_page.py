@@ -131,14 +131,13 @@ def test_segmentation_has_classes_without_an_analysis(tmp_path):
     assert group["classes"] == {"cat": 0.25, "background": 0.75}
 
 
-def test_a_damaged_analysis_is_named_and_left_out(tmp_path):
+@pytest.mark.parametrize("change", [{"colors": ["red", "url(x)", ""]}, {"prototypes": 1000}])
+def test_a_damaged_analysis_is_named_and_left_out(tmp_path, change):
     write_run(tmp_path / "run")
     write_analysis(tmp_path / "run")
     folder = tmp_path / "run" / "analysis"
     embedding = json.loads((folder / "embedding.json").read_text())
-    (folder / "embedding.json").write_text(
-        json.dumps(embedding | {"colors": ["red", "url(x)", ""]})
-    )
+    (folder / "embedding.json").write_text(json.dumps(embedding | change))
     (run,) = find_runs([tmp_path])
     shown = page_run(run)
     assert shown.embedding is None

@@ -89,7 +89,7 @@ def write_analysis(path: Path, *, clients: int = 12, level: float = 0.8) -> None
     save("measures.json", {"round": 30, "reference": None, "tables": tables})
     labels = rng.randint(0, 3, 150)
     centers = np.array([(0, 0), (20, 5), (8, 18)])
-    places = centers[labels] + rng.normal(0, 3, (150, 2))
+    places = np.concatenate([centers[labels] + rng.normal(0, 3, (150, 2)), centers])
     save(
         "embedding.json",
         {
@@ -97,7 +97,8 @@ def write_analysis(path: Path, *, clients: int = 12, level: float = 0.8) -> None
             "method": "tsne",
             "x": places[:, 0].tolist(),
             "y": places[:, 1].tolist(),
-            "class": labels.tolist(),
+            "class": [*labels.tolist(), 0, 1, 2],
+            "prototypes": 3,
             "classes": names,
             "colors": colors,
         },

@@ -1,7 +1,7 @@
 """Analyses of a run's model, written to the run's folder ``analysis``.
 
     measures.json     measures by name, and their tables: per client and per class
-    embedding.json    t-SNE of held-out features
+    embedding.json    t-SNE of held-out features; the last points are the classes' prototypes
     maps/             label maps and entropy maps of some held-out pictures
 
 Every file has the round of the model; the HTML page shows them.
@@ -34,6 +34,7 @@ from fedproto.report.style import class_colors, picture_of
 from fedproto.rng import Purpose, stream
 from fedproto.rounds.identity import check_reference, check_same, data_identity, reference_state
 from fedproto.store import RunStore
+from fedproto.types import POOLED
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -159,13 +160,16 @@ def _embed_features(subject: Subject, samples: int) -> None:
     chosen = np.asarray(test[draw.permutation(len(test))[:number]])
     ((vectors, labels),) = subject.probe.features(subject.state, [chosen])
     order = torch.from_numpy(draw.permutation(len(vectors))[:samples]).to(vectors.device)
-    points = embed(vectors[order].float().cpu().numpy())
+    prototypes = subject.probe.prototypes(subject.state, federation.train_indices(POOLED))
+    seen = prototypes.seen.nonzero().flatten()
+    points = embed(torch.cat([vectors[order], prototypes.mean[seen]]).float().cpu().numpy())
     names = list(map(federation.class_name, range(federation.num_classes)))
     found = {
         "method": "tsne",
         "x": np.round(points[:, 0], 4).tolist(),
         "y": np.round(points[:, 1], 4).tolist(),
-        "class": labels[order].tolist(),
+        "class": [*labels[order].tolist(), *seen.tolist()],
+        "prototypes": len(seen),
         "classes": names,
         "colors": class_colors(len(names), label_maps=label_maps),
     }

@@ -99,9 +99,10 @@ def mean_shares(records: Iterable[RoundRecord]) -> dict[int, float]:
 def _embedding(given: dict[str, Any]) -> dict[str, Any]:
     points = list(zip(given["x"], given["y"], given["class"], strict=True))
     names, colors = [str(name) for name in given["classes"]], [str(c) for c in given["colors"]]
+    prototypes = int(given.get("prototypes", 0))  # the last points; none in files of before
     if not all(_COLOR.fullmatch(color) for color in colors) or len(colors) < len(names):
         raise ValueError("no colour")
-    if any(
+    if not 0 <= prototypes <= len(points) or any(
         not (is_finite(x) and is_finite(y) and 0 <= label < len(names)) for x, y, label in points
     ):
         raise ValueError("no such point")
@@ -110,6 +111,7 @@ def _embedding(given: dict[str, Any]) -> dict[str, Any]:
         "x": [round(float(x), 3) for x, _, _ in points],
         "y": [round(float(y), 3) for _, y, _ in points],
         "class": [int(label) for _, _, label in points],
+        "prototypes": prototypes,
         "classes": names,
         "colors": colors,
     }

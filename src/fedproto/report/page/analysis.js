@@ -9,7 +9,7 @@ page.sections.push({
   },
   build(host) {
     host.append(
-      make("p", { class: "hint" }, "Features of test samples under the final model. Neighbours stay neighbours; distances between far groups mean little. Colour and shape show the class."),
+      make("p", { class: "hint" }, "Features of test samples under the final model, and large, framed, the prototypes: the mean training feature of every class. Neighbours stay neighbours; distances between far groups mean little. Colour and shape show the class."),
       make("div", { class: "controls" }, chooser("embedding-run", "Run", "features")),
       make("div", { class: "chart", id: "embedding-chart" }), make("p", { class: "hint", id: "embedding-note" }));
   },
@@ -18,7 +18,7 @@ page.sections.push({
     return { having, group: having.find((one) => one.title === page.state.features) || having[0] };
   },
   rows() {
-    return [["run", "x", "y", "class"], ...page.shown.filter((group) => group.embedding).flatMap(({ title, embedding }) => embedding.x.map((x, index) => [title, x, embedding.y[index], embedding.classes[embedding.class[index]]]))];
+    return [["run", "x", "y", "class", "prototype"], ...page.shown.filter((group) => group.embedding).flatMap(({ title, embedding }) => embedding.x.map((x, index) => [title, x, embedding.y[index], embedding.classes[embedding.class[index]], isPrototype(embedding, index)]))];
   },
   draw(host) {
     const { having, group } = this.chosen();
@@ -26,23 +26,31 @@ page.sections.push({
     host.querySelector(".controls").hidden = having.length < 2;
     if (!group) return;
     syncOptions(host.querySelector("#embedding-run"), having.map((one) => [one.title, one.title]), group.title);
-    host.querySelector("#embedding-note").textContent = `${group.title} after round ${group.embedding.round}, ${group.embedding.x.length} samples.`;
+    host.querySelector("#embedding-note").textContent = `${group.title} after round ${group.embedding.round}, ${group.embedding.x.length - group.embedding.prototypes} samples.`;
   },
 });
+
+// They are the last points.
+function isPrototype({ x, prototypes }, index) {
+  return index >= x.length - prototypes;
+}
 
 function scatter({ embedding, title }, width) {
   const used = [...new Set(embedding.class)].sort((one, other) => one - other);
   const columns = Math.max(1, Math.floor(width / 120));
   const plot = Math.round(width * 0.7);
   const height = plot + 20 + 18 * Math.ceil(used.length / columns);
-  const svg = svgOf(width, height, `t-SNE of ${embedding.x.length} samples of ${used.length} classes, ${title}`);
+  const svg = svgOf(width, height, `t-SNE of ${embedding.x.length - embedding.prototypes} samples of ${used.length} classes, ${title}`);
   const scaled = (values, size) => scaleOf(extent([values]), [10, size - 10], false);
   const [x, y] = [scaled(embedding.x, width), scaled(embedding.y, plot)];
-  const small = (label, at, down, text) => makeSvg("path", { d: SHAPES[label % SHAPES.length](0, 0), transform: `translate(${at.toFixed(1)} ${down.toFixed(1)}) scale(0.6)`, fill: embedding.colors[label], stroke: variable("--faint"), "stroke-width": 0.5 }, makeSvg("title", {}, text));
-  embedding.class.forEach((label, index) => svg.append(small(label, x(embedding.x[index]), y(embedding.y[index]), `class ${embedding.classes[label]}`)));
+  const mark = (label, at, down, text, style) => makeSvg("path", { d: SHAPES[label % SHAPES.length](0, 0), transform: `translate(${at.toFixed(1)} ${down.toFixed(1)}) scale(0.6)`, fill: embedding.colors[label], stroke: variable("--faint"), "stroke-width": 0.5, ...style }, makeSvg("title", {}, text));
+  embedding.class.forEach((label, index) => {
+    const [at, down, name] = [x(embedding.x[index]), y(embedding.y[index]), embedding.classes[label]];
+    svg.append(isPrototype(embedding, index) ? mark(label, at, down, `prototype of ${name}`, { class: "prototype", transform: `translate(${at.toFixed(1)} ${down.toFixed(1)}) scale(1.6)`, stroke: variable("--ink"), "stroke-width": 1.5 }) : mark(label, at, down, `class ${name}`));
+  });
   used.forEach((label, index) => {
     const [at, down] = [10 + (index % columns) * 120, plot + 18 + 18 * Math.floor(index / columns)];
-    svg.append(small(label, at, down - 4, embedding.classes[label]), textAt(at + 10, down, shortened(embedding.classes[label], 15)));
+    svg.append(mark(label, at, down - 4, embedding.classes[label]), textAt(at + 10, down, shortened(embedding.classes[label], 15)));
   });
   return svg;
 }
