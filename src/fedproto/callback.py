@@ -41,8 +41,9 @@ class CallbackList(Callback):
     """Several callbacks as one, called in order."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
-        if strange := [one for one in callbacks if not isinstance(one, Callback)]:
-            raise ConfigError(f"callbacks must be instances of fedproto.Callback, not {strange[0]}")
+        listed = isinstance(callbacks, Sequence)
+        if not listed or not all(isinstance(one, Callback) for one in callbacks):
+            raise ConfigError(f"callbacks must be a list of fedproto.Callback, not {callbacks!r}")
         self._callbacks = callbacks
 
 

@@ -332,9 +332,9 @@ def load_plugin(source: str) -> None:
 
 
 def load_plugins() -> None:
-    """Imports the plugins that the variable ``FEDPROTO_PLUGINS`` names, each once in a process."""
-    for source in os.environ.get("FEDPROTO_PLUGINS", "").split():
-        if source not in _loaded:
+    """Imports the plugins of ``FEDPROTO_PLUGINS``, separated as in ``PATH``, once in a process."""
+    for source in os.environ.get("FEDPROTO_PLUGINS", "").split(os.pathsep):
+        if source and source not in _loaded:
             load_plugin(source)
 
 

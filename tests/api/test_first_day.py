@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import re
 import shutil
 from pathlib import Path
 
@@ -20,10 +22,12 @@ from fedproto.cli import main
 from fedproto.cli.inspecting import entries
 from fedproto.config import SECTIONS, digest_of
 from fedproto.data.images import open_image
+from fedproto.disk.files import Folder
 from fedproto.disk.integrity import sealed, unsealed
 from fedproto.errors import ConfigError, DataError, StoreError
 from fedproto.options import describe
 from fedproto.store import RunStore
+from helpers import Clock
 from paper.output import Output
 
 TINY = [
@@ -98,6 +102,34 @@ def test_plugins_are_named_anywhere_and_remembered(tmp_path, monkeypatch, capsys
         assert str(tmp_path / "own_strategy.py") in plugins
     assert main(["run", "quickstart", "--plugin", "nowhere.py"]) == 2
     assert "nowhere.py does not exist" in capsys.readouterr().err
+
+
+def test_plugins_of_the_environment_may_have_spaces_in_their_paths(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(registered_options, "_loaded", [])
+    monkeypatch.setattr(STRATEGIES, "_entries", dict(STRATEGIES._entries))
+    (tmp_path / "my work").mkdir()
+    files = [tmp_path / "my work" / f"{name}.py" for name in ("one", "other")]
+    for file in files:
+        file.write_text(PLUGIN.replace('"mine"', f'"{file.stem}"'))
+    monkeypatch.setenv("FEDPROTO_PLUGINS", os.pathsep.join(map(str, files)))
+    assert main(["list", "one"]) == 0
+    assert {"one", "other"} <= set(STRATEGIES.names())
+    assert registered_options.loaded_plugins() == tuple(map(str, files))
+    monkeypatch.setenv("FEDPROTO_PLUGINS", "nowhere.py")
+    assert main(["list", "one"]) == 2
+    assert "nowhere.py does not exist" in capsys.readouterr().err
+
+
+def test_a_file_whose_name_is_no_text_does_not_hide_other_data_sets(tmp_path, capsys):
+    (tmp_path / "MNIST").mkdir()
+    try:
+        os.close(os.open(os.fsencode(tmp_path / "MNIST") + b"/\xff.gz", os.O_CREAT))
+    except OSError:
+        pytest.skip("this file system has such names no more")
+    assert main(["info", "--data-root", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"mnist: .*is not UTF-8; rename it", shown)
+    assert "svhn: no files" in shown
 
 
 def test_a_comparison_says_which_run_is_which(swept, capsys):
@@ -180,6 +212,19 @@ def test_a_sweep_goes_on_to_more_rounds(swept, tmp_path):
     assert main(["resume", str(tmp_path / "both"), "-q"]) == 0
 
 
+def test_a_sweep_that_another_process_lists_anew_is_not_extended(swept, tmp_path, monkeypatch):
+    shutil.copytree(swept / "both", tmp_path / "both")
+    before = (tmp_path / "both" / "sweep.json").read_bytes()
+    monkeypatch.setattr("fedproto.disk.files.time", Clock())
+    with (
+        Folder(tmp_path / "both").locked(),
+        pytest.raises(StoreError, match="in use by another process"),
+    ):
+        fedproto.extend(tmp_path / "both", 3)
+    assert (tmp_path / "both" / "sweep.json").read_bytes() == before
+    fedproto.extend(tmp_path / "both", 3)
+
+
 def test_what_cannot_be_extended_is_refused(tmp_path):
     federation = Federation.from_clients([(np.random.rand(9, 4), np.arange(9) % 3)] * 3)
     out = tmp_path / "run"
@@ -198,9 +243,10 @@ def test_more_rounds_are_asked_for_where_the_data_is(tmp_path, capsys):
     fedproto.run(data, "mlp", "fedavg", rounds=1, out=run, **keywords)
     fedproto.sweep(data, "mlp", ["fedavg"], rounds=1, out=sweep, **keywords)
     before = {file: file.read_bytes() for file in tmp_path.rglob("*.json")}
-    for folder in (run, sweep):
-        assert main(["resume", str(folder), "--rounds=3"]) == 2
-        assert "started from Python with own data" in capsys.readouterr().err
+    for command in (["resume"], ["flower", "up"]):
+        for folder in (run, sweep):
+            assert main([*command, str(folder), "--rounds=3"]) == 2
+            assert "started from Python with own data" in capsys.readouterr().err
     assert {file: file.read_bytes() for file in tmp_path.rglob("*.json")} == before
     with pytest.raises(StoreError, match=r"or call fedproto\.extend\('.*run', 3\) before$"):
         fedproto.run(data, "mlp", "fedavg", rounds=3, out=run, **keywords)

@@ -232,6 +232,10 @@ def test_a_grid_is_all_combinations(tmp_path):
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
+        ({"grid": [0.1]}, r"grid must be a section of options, not \[0.1\]"),
+        ({"callbacks": 3}, r"callbacks must be a list of fedproto.Callback, not 3"),
+        ({"callbacks": [3]}, r"callbacks must be a list of fedproto.Callback, not \[3\]"),
+        ({"callbacks": fedproto.Callback()}, r"callbacks must be a list of .* not <fedproto"),
         ({"grid": {"lr": 0.1}}, r"sweep.train.lr must be a list of values, not 0.1"),
         ({"grid": {"strategy": "fedavg"}}, r"sweep.strategy must be a list .* 'fedavg'"),
         ({"grid": {"mu": [0.1]}}, r"belongs to a section; write .*, or 'strategy.mu' in a grid$"),

@@ -16,7 +16,8 @@ from fedproto.cli import main
 from fedproto.data import base, data_root
 from fedproto.data.fetch import check, fetch
 from fedproto.data.mnist import MNIST
-from fedproto.errors import DataError
+from fedproto.errors import DataError, StoreError
+from helpers import Clock
 
 CONTENT = bytes(range(256)) * 4000
 
@@ -103,12 +104,29 @@ def test_a_partial_file_that_is_whole_already_is_taken(server, tmp_path):
     assert partial.with_suffix("").read_bytes() == CONTENT
 
 
+def test_of_two_downloads_at_once_one_is_refused(server, tmp_path, monkeypatch):
+    handler, url = server
+    source, refused = source_of(url), []
+    monkeypatch.setattr("fedproto.disk.files.time", Clock())
+
+    class Another(Callback):
+        def on_progress(self, *_) -> None:
+            with pytest.raises(StoreError, match="THING is in use by another process") as found:
+                fetch(source, tmp_path)
+            refused.append(found)
+
+    (path,) = fetch(source, tmp_path, Another())
+    assert refused
+    assert path.read_bytes() == CONTENT
+    assert handler.ranges == [None]
+
+
 def test_a_wrong_checksum_keeps_nothing(server, tmp_path):
     _, url = server
     source = source_of(url, "0" * 32)
     with pytest.raises(DataError, match="wrong checksum"):
         fetch(source, tmp_path)
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"]
     assert not source.is_present(tmp_path)
 
 
@@ -132,7 +150,7 @@ def test_without_a_network_the_files_and_their_places_are_named(tmp_path):
     address, place = str(caught.value).splitlines()[1:]
     assert address == "  http://127.0.0.1:9/file.bin"
     assert place == f"    as {tmp_path / 'THING' / 'raw' / 'file.bin'}"
-    assert not list(tmp_path.iterdir()), "a failed download leaves nothing that looks like data"
+    assert not source.is_present(tmp_path), "a failed download leaves nothing that looks like data"
 
 
 @pytest.mark.parametrize("folders", ["", "MNIST/raw"])

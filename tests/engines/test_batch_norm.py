@@ -16,6 +16,7 @@ from fedproto.data.samples import TensorSamples
 from fedproto.engines.base import ENGINES
 from fedproto.engines.layers import estimate, statistics_names, tolerate_single_values
 from fedproto.engines.reference import by_client, read_state
+from fedproto.errors import ConfigError
 from fedproto.models.base import build_model
 from fedproto.models.deeplab import SmallDeepLabOptions
 from fedproto.rounds import Run
@@ -76,6 +77,17 @@ def test_clients_of_one_image_and_batches_of_one_train(federation, model, policy
     assert 0 <= run.records[-1].metrics["miou"] <= 1
     assert all(torch.isfinite(value).all() for value in run.state.params.values())
     assert not same_tensors(run.state.params, read_state(model)[0])
+
+
+def test_frozen_models_need_statistics_that_are_sent(tmp_path):
+    own = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    data = Federation.from_clients([(np.random.rand(9, 4), np.arange(9) % 3)] * 3)
+    with pytest.raises(ConfigError, match="compares with frozen models"):
+        run(
+            data, own, "fedntd", rounds=1, cohort=2, train={"batch_norm": "local"},
+            out=tmp_path / "run",
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
 
 
 def test_statistics_are_averaged_by_the_clients_weights(federation, model):

@@ -257,11 +257,6 @@ def test_too_few_clients_skip_the_round(tmp_path):
         assert "did not move" in record.note
 
 
-def test_a_minimum_beyond_the_cohort_is_a_mistake(tmp_path):
-    with pytest.raises(ConfigError, match=r"flower\.min_clients must be at most"):
-        over_flower(tmp_path / "flower", flower={"min_clients": 4})
-
-
 def test_too_few_answers_count_as_too_few_clients(tmp_path):
     grid = LocalGrid(range(CLIENTS), train_replies(lambda _: None))
     store = over_flower(tmp_path / "flower", grid, **everyone(flower={"min_clients": 5}))

@@ -126,12 +126,30 @@ def test_a_host_starts_what_its_folder_is_for(made, become, monkeypatch):
 
 
 def test_plugins_reach_the_nodes(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text("'Adds nothing.'")
+    for name in ("mine.py", "other.py"):
+        (tmp_path / name).write_text("'Adds nothing.'")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fedproto.options._loaded", [])
-    assert main(["list", "engines", "--plugin=mine.py"]) == 0
-    plugins = environment(tmp_path / "home")["FEDPROTO_PLUGINS"].split()
-    assert str(tmp_path / "mine.py") in plugins, "an absolute path: nodes run elsewhere"
+    assert main(["list", "engines", "--plugin=mine.py", "--plugin=other.py"]) == 0
+    plugins = environment(tmp_path / "home")["FEDPROTO_PLUGINS"].split(os.pathsep)
+    assert plugins == [str(tmp_path / name) for name in ("mine.py", "other.py")], (
+        "an absolute path: nodes run elsewhere"
+    )
+
+
+def test_a_server_is_reached_by_an_address_of_ipv6_too(tmp_path, become):
+    keys = make_keys(tmp_path / "keys", ["::1", "fl.example.org"], 1)
+    for folder, address in ((keys.server, "[::]:8000"), (keys.node(0), "[::1]:8000")):
+        become.clear()
+        assert main(["flower", "start", str(folder)]) == 0
+        assert address in become[2]
+
+
+def test_more_clients_than_a_cohort_has_cannot_be_required(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["flower", "up", "quickstart", "--set=flower.min_clients=99"]) == 2
+    assert "flower.min_clients must be at most schedule.cohort" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_keys_are_never_overwritten(made, capsys):

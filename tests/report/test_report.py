@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from fedproto.api.table import comparison
 from fedproto.data.synthetic import Synthetic
 from fedproto.errors import ConfigError
 from fedproto.report.arrangement import Arrangement, arrange
-from fedproto.report.figures import FigureFormat, FigureWidth, curves, save_figures
+from fedproto.report.figures import FigureWidth, curves, save_figures
 from fedproto.report.results import StoredRun, comparable, find_runs
 from fedproto.report.style import line_styles
 from fedproto.report.summary import summarize
@@ -332,8 +333,8 @@ def test_every_bundled_strategy_has_a_colour_and_dashes_of_its_own():
 def test_figures_for_any_number_of_runs(tmp_path, count, kind, start):
     found = arrange([stored([0.1, 0.5, 0.7], label=f"run {place}") for place in range(count)])
     rows = summarize(found, "accuracy")
-    for width in FigureWidth:
-        written = save_figures(found, "accuracy", tmp_path, FigureFormat(kind), width, rows)
+    for width in get_args(FigureWidth):
+        written = save_figures(found, "accuracy", tmp_path, kind, width, rows)
         names = ["accuracy", "loss", *(["differences"] if count > 1 else [])]
         assert [path.stem for path in written] == names
         assert all(path.read_bytes().startswith(start) for path in written)
@@ -343,8 +344,8 @@ def test_figures_are_as_wide_as_a_column(tmp_path):
     from xml.etree import ElementTree
 
     found = arrange([stored([0.1, 0.5, 0.7], label=label) for label in "AB"])
-    for width, points in ((FigureWidth.column, 241.2), (FigureWidth.page, 496.8)):
-        path, *_ = save_figures(found, "accuracy", tmp_path, FigureFormat.svg, width)
+    for width, points in (("column", 241.2), ("page", 496.8)):
+        path, *_ = save_figures(found, "accuracy", tmp_path, "svg", width)
         root = ElementTree.fromstring(path.read_bytes())
         assert root.get("width") == f"{points:g}pt"
 

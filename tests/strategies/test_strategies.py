@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
+import fedproto
 from fedproto import Centralized, FedAtt, FedAvg, FedProto, FedProx
 from fedproto.equations import aggregate_margin, aggregate_prototypes
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.rounds.jobs import prepare
 from fedproto.rounds.loop import finish_round
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
-from fedproto.strategies.values import Local, Observation
+from fedproto.strategies.values import Batch, Local, Observation, Report
 from fedproto.types import ClientUpdate, Prototypes, ServerState
 from helpers import (
     aggregated,
@@ -239,3 +240,29 @@ def test_centralized_makes_the_cohorts_number_of_steps(small_federation, small_m
 def test_impossible_options_are_refused(build, message):
     with pytest.raises(ConfigError, match=message):
         build()
+
+
+@dataclass(frozen=True)
+class CountsInTheReport(FedAvg):
+    """Reads the client's class counts, and does not say so."""
+
+    def report(self, local: Local, *_) -> Report:
+        return Report({"seen": local.classes})
+
+
+@dataclass(frozen=True)
+class CountsInTheTerm(FedAvg):
+    """The same in its term of the loss, which engines run in different ways."""
+
+    def batch_term(self, local: Local, batch: Batch) -> torch.Tensor:
+        return (batch.logits * local.classes).mean()
+
+
+@pytest.mark.parametrize("engine", ["reference", "processes", "stacked"])
+@pytest.mark.parametrize("strategy", [CountsInTheReport(), CountsInTheTerm()])
+def test_a_strategy_is_told_to_declare_what_it_reads(strategy, engine):
+    data = fedproto.load_data("digits", clients=3)
+    with pytest.raises(TrainingError, match=r"needs a strategy's statistics = Needs\(classes=True"):
+        fedproto.run(
+            data, "mlp", strategy, rounds=1, cohort=2, engine={"name": engine, "device": "cpu"}
+        )

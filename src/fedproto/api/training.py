@@ -27,6 +27,7 @@ from fedproto.api.result import Result, Results, hardly_learned, refusals
 from fedproto.callback import Callback, CallbackList
 from fedproto.config import RunConfig, Sections, read_config
 from fedproto.config.recipe import COMMON, as_tables, axes_of, combine, dotted_keyword
+from fedproto.config.run import as_table
 from fedproto.data.base import DATASETS, data_root
 from fedproto.data.federation import Federation
 from fedproto.data.own import located
@@ -161,7 +162,8 @@ def sweep(
         for label, changes in _variants(strategies).items()
     ]
     seeds = plain(seeds)
-    values: dict[str, Any] = {dotted_keyword(key): one for key, one in (grid or {}).items()}
+    named = as_table({} if grid is None else grid, "grid")
+    values: dict[str, Any] = {dotted_keyword(key): one for key, one in named.items()}
     values["seed"] = range(seeds) if isinstance(seeds, int) else seeds
     axes = axes_of(values, "sweep")
     configs = {name: config.located() for name, config in combine(variants, axes).items()}

@@ -114,20 +114,17 @@ def planned(recipe: Mapping[str, Any]) -> Tuning:
             changed = dict(tables)
             for key, value in chosen.items():
                 set_option(changed, key, value)
-            name = directory_name(f"{config.title}-{number}")
-            found.append(Trial(config.title, name, chosen, _for_tuning(read_config(changed))))
+            name, tried = directory_name(f"{config.title}-{number}"), read_config(changed)
+            # Evaluated on validation data alone, without measures.
+            evaluate = replace(tried.evaluate, validation=True, test=False)
+            tried = replace(tried, evaluate=evaluate, measure=MeasureOptions()).located()
+            found.append(Trial(config.title, name, chosen, tried))
     if len({trial.name for trial in found}) < len(found):
         raise ConfigError("two variants have the same label; give each its own")
     rounds = {trial.config.schedule.rounds for trial in found}
     if len(rounds) > 1:
         raise ConfigError("schedule.rounds must be the same for all methods that are tuned")
     return Tuning(options, found, _rungs(options, rounds.pop()))
-
-
-def _for_tuning(config: RunConfig) -> RunConfig:
-    """Evaluated on validation data alone, without measures."""
-    evaluate = replace(config.evaluate, validation=True, test=False)
-    return replace(config, evaluate=evaluate, measure=MeasureOptions()).located()
 
 
 def _rungs(options: TuneOptions, rounds: int) -> list[tuple[int, int]]:

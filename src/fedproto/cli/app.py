@@ -20,7 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from fedproto.cli.terminal import echo
 from fedproto.errors import ConfigError, FedprotoError
-from fedproto.options import load_plugin
+from fedproto.options import load_plugin, load_plugins
 from fedproto.version import __version__
 
 if TYPE_CHECKING:
@@ -126,8 +126,8 @@ def common(
     plugin: Annotated[
         list[str] | None,
         typer.Option(
-            help="Python file or module that adds strategies, data sets or models.",
-            envvar="FEDPROTO_PLUGINS",
+            help="Python file or module that adds strategies, data sets or models; repeatable."
+            " Also in FEDPROTO_PLUGINS, separated as in PATH."
         ),
     ] = None,
     data_root: Annotated[
@@ -146,6 +146,7 @@ def common(
     del version
     if data_root is not None:
         os.environ["FEDPROTO_DATA"] = str(data_root)
+    load_plugins()
     for source in plugin or []:
         load_plugin(source)
 

@@ -44,12 +44,8 @@ def compare(
     margin: Margin = None,
     each: Annotated[bool, typer.Option("--each", help="One row per run, not per group.")] = False,
     plots: Annotated[Path | None, typer.Option(help="Write figures to this folder.")] = None,
-    plot_format: Annotated[
-        FigureFormat, typer.Option(help="Format of the figures.")
-    ] = FigureFormat.png,
-    plot_width: Annotated[
-        FigureWidth, typer.Option(help="Width of the figures.")
-    ] = FigureWidth.page,
+    plot_format: Annotated[FigureFormat, typer.Option(help="Format of the figures.")] = "png",
+    plot_width: Annotated[FigureWidth, typer.Option(help="Width of the figures.")] = "page",
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV.")] = False,
     as_markdown: Annotated[

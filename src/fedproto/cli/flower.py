@@ -14,14 +14,14 @@ from typing import Annotated
 import typer
 
 from fedproto.api.progress import progress_for
-from fedproto.cli.running import Out, Overrides, Quiet, Rounds, conclude, fresh_directory
+from fedproto.cli.running import Out, Overrides, Quiet, Rounds, conclude, fresh_directory, prolong
 from fedproto.config import RunConfig
 from fedproto.config.recipe import read_recipe
 from fedproto.disk.files import Folder, write_atomically
 from fedproto.errors import ConfigError, FedprotoError, StoreError, install
 from fedproto.rounds import load_federations
 from fedproto.store import RunStore, is_run
-from fedproto.store.sweeps import create_sweep, extend, is_sweep, open_runs
+from fedproto.store.sweeps import create_sweep, is_sweep, open_runs
 
 if importlib.util.find_spec("flwr") is None:
     raise ConfigError(f"Flower is not installed; {install('flower')}")
@@ -161,7 +161,7 @@ def _runs_of(
         if overrides or out:
             raise ConfigError(f"{source} is a run: it continues as it is, without --set and --out")
         if rounds is not None:
-            extend(path, rounds)
+            prolong(path, rounds)
         stores = open_runs(path)
         if all(store.finished for store in stores):
             raise StoreError(f"{source} is finished; give it more rounds with --rounds")

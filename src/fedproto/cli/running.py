@@ -26,6 +26,7 @@ from fedproto.errors import ConfigError, unknown_name
 from fedproto.rounds import Run, load_federations, runs_from, train
 from fedproto.rounds.run import demand_of, named_data
 from fedproto.store import RunStore, open_or_create
+from fedproto.store.checking import counted
 from fedproto.store.sweeps import create_sweep, extend, inside, open_runs, run_directories
 from fedproto.types import num_bytes
 
@@ -101,12 +102,17 @@ def resume(
 ) -> None:
     """Continue a stopped run or sweep, or extend it by more rounds."""
     if rounds is not None:
-        for path in run_directories(directory):
-            named_data(RunStore.open(path).config)  # before anything is changed
-        extend(directory, rounds)
+        prolong(directory, rounds)
     stores = open_runs(directory)
     federations = load(store.config for store in stores if not store.finished)
     _train(stores, directory, federations, quiet=quiet)
+
+
+def prolong(directory: Path, rounds: int) -> None:
+    """Extends runs, unless only a program can continue them: that is said before any changes."""
+    for path in run_directories(directory):
+        named_data(RunStore.open(path).config)
+    extend(directory, rounds)
 
 
 def tune_recipe(
@@ -210,11 +216,7 @@ def _plan(
         size += sizes[key] * min(kept.keep or made, made)
     rounds = sum(config.schedule.rounds for config in configs)
     weights = f", {size / 1e6:.1f} MB of weights on disk" if size else ""
-    return f"{_counted(len(configs), 'run')}{where}: {_counted(rounds, 'round')}{weights}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{counted(len(configs), 'run')}{where}: {counted(rounds, 'round')}{weights}"
 
 
 def _rehearse(named: Mapping[str, RunConfig], federations: Mapping[DataSource, Federation]) -> None:
@@ -267,12 +269,8 @@ def fresh_directory(recipe: str) -> Path:
     return runs / name
 
 
-HARDLY_LEARNED = 1
-"""The exit code when most updates of a run were refused, or its model never moved."""
-
-
 def conclude(stores: Sequence[RunStore], *, quiet: bool) -> None:
-    """Prints the comparison and rejected updates; exits with `HARDLY_LEARNED` if most were."""
+    """Prints the comparison and rejected updates; exits with 1 if most were."""
     if not quiet:
         print_comparison([store.path for store in stores])
     failed = False
@@ -284,4 +282,4 @@ def conclude(stores: Sequence[RunStore], *, quiet: bool) -> None:
         failed = failed or hardly_learned(records)
     if failed:
         echo("error: a model has hardly learned; see the messages above and rounds.jsonl", err=True)
-        raise typer.Exit(HARDLY_LEARNED)
+        raise typer.Exit(1)

@@ -103,6 +103,11 @@ class RunConfig:
 
         Resolved when the run is made, so that a simulation of its description has the same bits.
         """
+        if self.flower.min_clients > self.schedule.cohort:
+            raise ConfigError(
+                f"flower.min_clients must be at most schedule.cohort, {self.schedule.cohort}, not"
+                f" {self.flower.min_clients}"
+            )
         own = defended_method(self.method, self.flower.defence)
         return dataclasses.replace(self, aggregate=own.aggregate, privacy=own.privacy)
 

@@ -80,9 +80,13 @@ class DataSource(Options, abc.ABC):
         if not cls.folder:
             return "ready (nothing to download)"
         terms = f"; licence: {cls.licence}" if cls.licence else ""
-        if cls.is_present(root):
-            return f"files in {root / cls.folder}{terms}"
-        return f"no files in {root / cls.folder}{cls.how_to_get()}{terms}"
+        try:
+            found, advice = (
+                ("files", "") if cls.is_present(root) else ("no files", cls.how_to_get())
+            )
+        except DataError as error:
+            return str(error)
+        return f"{found} in {root / cls.folder}{advice}{terms}"
 
     @classmethod
     def is_present(cls, root: Path) -> bool:

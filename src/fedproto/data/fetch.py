@@ -14,7 +14,7 @@ from typing import NamedTuple
 from fedproto.callback import Callback
 from fedproto.data.base import DATASETS, DataSource, Download
 from fedproto.data.files import ARCHIVES, FileTree, open_tree
-from fedproto.disk.files import PARTIAL, explained, open_plain, open_regular
+from fedproto.disk.files import PARTIAL, Folder, explained, open_plain, open_regular
 from fedproto.errors import DataError
 
 _CHUNK = 1 << 20
@@ -32,18 +32,21 @@ def fetch(source: type[DataSource], root: Path, callback: Callback | None = None
     found = check(source, root) if source.is_present(root) else ()
     bad = {file.path for file in found if not file.good}
     paths = {root / each.path: each for each in source.downloads}
-    missing = [each for path, each in paths.items() if path in bad or not path.exists()]
-    for download in missing:
-        try:
-            _download(download, root / download.path, callback or Callback())
-        except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
-            left = missing[missing.index(download) :]
-            files = "".join(f"\n  {each.url}\n    as {root / each.path}" for each in left)
-            reason = getattr(error, "reason", error)
-            raise DataError(
-                f"{download.url} cannot be downloaded ({reason}); try again, or download by hand:"
-                f"{files}"
-            ) from None
+    if not bad and all(path.exists() for path in paths):
+        return []
+    with Folder(root / source.folder).made():  # of two processes one waits, or is refused
+        missing = [each for path, each in paths.items() if path in bad or not path.exists()]
+        for download in missing:
+            try:
+                _download(download, root / download.path, callback or Callback())
+            except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+                left = missing[missing.index(download) :]
+                files = "".join(f"\n  {each.url}\n    as {root / each.path}" for each in left)
+                reason = getattr(error, "reason", error)
+                raise DataError(
+                    f"{download.url} cannot be downloaded ({reason}); try again, or download by"
+                    f" hand:{files}"
+                ) from None
     return [root / download.path for download in missing]
 
 

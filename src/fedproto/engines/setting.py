@@ -107,7 +107,7 @@ class ClientView:
             num_examples=len(self._workload.federation.train_indices(job.client)),
             steps=job.batches.steps,
             lr=job.lr,
-            classes=self._classes(job),
+            class_counts=self._class_counts_of(job),
             params=job.state.params,
             broadcast={name: one.to(self._device) for name, one in job.broadcast.items()},
             memory={name: one.to(self._device) for name, one in job.memory.items()},
@@ -152,10 +152,10 @@ class ClientView:
             memory={**report.memory, **under(PERSONAL, kept)},
         )
 
-    def _classes(self, job: LocalJob) -> Tensor:
+    def _class_counts_of(self, job: LocalJob) -> Tensor | None:
         """The client's labels per class, if its strategy asks for them; counted once."""
         if not job.method.needs.classes:
-            return torch.empty(0, dtype=torch.int64, device=self._device)
+            return None
         if job.client not in self._class_counts:
             federation = self._workload.federation
             counts = [

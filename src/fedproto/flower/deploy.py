@@ -98,7 +98,7 @@ def environment(home: Path) -> dict[str, str]:
         **ENVIRONMENT,
         "FLWR_HOME": str(home),
         "FEDPROTO_DATA": str(data_root().resolve()),
-        "FEDPROTO_PLUGINS": " ".join(loaded_plugins()),
+        "FEDPROTO_PLUGINS": os.pathsep.join(loaded_plugins()),
         # Flower's programs start others of theirs by name alone.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         # They run in other directories than this one.

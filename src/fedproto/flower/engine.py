@@ -50,11 +50,6 @@ class FlowerEngine(Engine):
         self._config = config
         self._nodes = nodes
         self._options = config.flower
-        if config.flower.min_clients > config.schedule.cohort:
-            raise ConfigError(
-                f"flower.min_clients must be at most schedule.cohort, {config.schedule.cohort}, not"
-                f" {config.flower.min_clients}"
-            )
         dtype = config.engine.torch_dtype()
         params = {name: one.to(dtype) for name, one in workload.model.named_parameters()}
         self._setting = setting_of(workload, params)

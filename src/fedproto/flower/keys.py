@@ -110,7 +110,10 @@ def make_keys(folder: Path, hosts: Sequence[str], clients: int, port: int = 8000
             raise ConfigError(f"{folder} is not empty; keys are never overwritten, choose another")
         for part in (keys.server, *map(keys.node, range(clients))):
             part.mkdir(mode=0o700)
-    addresses = {"public": f"0.0.0.0:{port}", "control": f"127.0.0.1:{port + 1}"}
+    host, anywhere = hosts[0], "0.0.0.0"  # noqa: S104 - nodes come from anywhere
+    if ":" in host:  # IPv6
+        host, anywhere = f"[{host}]", "[::]"
+    addresses = {"public": f"{anywhere}:{port}", "control": f"127.0.0.1:{port + 1}"}
     _write(keys.server / "server.key", _secret(server_key), secret=True)
     _write(keys.server / "server.crt", trusted)
     _write(keys.server / SERVER_FILE, json.dumps(addresses).encode())
@@ -119,7 +122,7 @@ def make_keys(folder: Path, hosts: Sequence[str], clients: int, port: int = 8000
         public = key.public_key().public_bytes(
             serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
         )
-        facts = {"client": client, "server": f"{hosts[0]}:{port}"}
+        facts = {"client": client, "server": f"{host}:{port}"}
         _write(node / "server.crt", trusted)
         _write(node / "node.key", _secret(key, serialization.PrivateFormat.OpenSSH), secret=True)
         _write(node / NODE_FILE, json.dumps(facts).encode())

@@ -125,18 +125,16 @@ def is_owner(client: Address | None, server: Address) -> bool:
     """
     if sys.platform != "linux":
         return True
-    ends = [_as_in_table(*end) for end in (client, server) if end is not None]
+    ends = [  # as the table has them
+        f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{port:04X}"
+        for host, port in filter(None, (client, server))
+    ]
     for line in CONNECTIONS.read_text(encoding="ascii").splitlines()[1:]:
         fields = line.split()
         # A connection that its process has closed is listed as root's.
         if fields[1:3] == ends and fields[3] == ESTABLISHED:
             return int(fields[7]) in (0, os.getuid())
     return False
-
-
-def _as_in_table(host: str, port: int) -> str:
-    number = int.from_bytes(socket.inet_aton(host), sys.byteorder)
-    return f"{number:08X}:{port:04X}"
 
 
 def superlink() -> None:

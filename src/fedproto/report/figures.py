@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -40,6 +39,11 @@ _LABELS = {
     "loss": "test loss",
     "train_loss": "training loss",
 }
+FigureFormat: TypeAlias = Literal["pdf", "svg", "png"]
+FigureWidth: TypeAlias = Literal["column", "page"]
+"""Of a column, or of a page of a two-column paper."""
+
+_INCHES = {"column": 3.35, "page": 6.9}
 _COLUMNS = 3
 _FEW_SEEDS = 6
 """Number of seeds from which a band is drawn instead of a thin line per seed."""
@@ -54,27 +58,12 @@ def label_of(metric: str) -> str:
     return _LABELS.get(metric, metric.replace("_", " "))
 
 
-class FigureFormat(StrEnum):
-    """File formats of figures: two of vectors, one of pixels."""
-
-    pdf, svg, png = "pdf", "svg", "png"
-
-
-class FigureWidth(StrEnum):
-    """Widths of figures: of a column, or of a page of a two-column paper."""
-
-    column, page = "column", "page"
-
-
-_INCHES = {FigureWidth.column: 3.35, FigureWidth.page: 6.9}
-
-
 def save_figures(
     arrangement: Arrangement,
     metric: str,
     folder: Path,
-    format_: FigureFormat = FigureFormat.png,
-    width: FigureWidth = FigureWidth.page,
+    format_: FigureFormat = "png",
+    width: FigureWidth = "page",
     rows: Sequence[Summary] = (),
 ) -> list[Path]:
     """Draws all figures that the runs have data for."""
@@ -88,12 +77,12 @@ def save_figures(
         if any(row.against is not None for row in rows):
             figures["differences"] = forest(arrangement, rows, metric, width)
         for name, figure in figures.items():
-            path = folder / f"{name}.{format_.value}"
+            path = folder / f"{name}.{format_}"
             written.append(save_figure(figure, path, dpi=300))
     return written
 
 
-def curves(arrangement: Arrangement, metric: str, width: FigureWidth = FigureWidth.page) -> Figure:
+def curves(arrangement: Arrangement, metric: str, width: FigureWidth = "page") -> Figure:
     """Smoothed curves, a panel per condition: means over seeds, each seed thinly or as a band."""
     drawn = [
         one for one in arrangement.groups if any(len(run.curve(metric)[0]) for run in one.runs)
@@ -124,7 +113,7 @@ def forest(
     arrangement: Arrangement,
     rows: Sequence[Summary],
     metric: str,
-    width: FigureWidth = FigureWidth.page,
+    width: FigureWidth = "page",
 ) -> Figure:
     """Differences from the baseline with their 95 % intervals, a panel per condition."""
     by_condition: dict[int, list[tuple[Method, Against]]] = defaultdict(list)
@@ -166,7 +155,7 @@ def _panels(
     entries: int = 0,
 ) -> tuple[Figure, list[Any]]:
     """Panels side by side, as many as the width has room for, with room for a legend above."""
-    columns = max(1, min(number, 1 if width is FigureWidth.column else _COLUMNS))
+    columns = max(1, min(number, 1 if width == "column" else _COLUMNS))
     own = _INCHES[width] / columns
     legend = 0.16 * math.ceil(entries / legend_columns(_INCHES[width]))
     size, around = (own, min(height, 0.75 * own)), (0.0, 0.25 + legend)

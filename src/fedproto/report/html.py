@@ -271,20 +271,16 @@ def _maps(
     runs: Mapping[Path, PageRun],
     about: Mapping[Path, Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Pictures of the first run of each group that has some."""
+    """Pictures of the first run of each group that has some; the first class is background."""
     found = []
     for number, group in enumerate(groups):
         path = next((run.path for run in group.runs if runs[run.path].maps), None)
         if path is not None:
-            colored = _colored(about[path].get("class_names", ()))
+            names = about[path].get("class_names", ())
+            colored = [*zip(names, class_colors(len(names), label_maps=True), strict=True)]
             pictures = embedded_pictures(runs[path].maps)
-            found.append({"group": number, "classes": colored, "pictures": pictures})
+            found.append({"group": number, "classes": colored[1:], "pictures": pictures})
     return found
-
-
-def _colored(names: Sequence[str]) -> list[tuple[str, str]]:
-    """The classes of label maps but for the background, each with its colour."""
-    return [*zip(names, class_colors(len(names), label_maps=True), strict=True)][1:]
 
 
 def _text(value: Any) -> str:

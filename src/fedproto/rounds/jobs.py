@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from fedproto.config import RunConfig
 from fedproto.data.federation import Federation
 from fedproto.disk.files import at_once
@@ -76,17 +78,21 @@ def prepare(runs: Sequence[Run], engine: Engine) -> Setting:
         The setting that the runs share.
     """
     setting = setting_of(engine.workload, runs[0].state.params if runs else {})
-    local = statistics_names(engine.workload.model)
     for run in runs:
-        config = run.config
-        config.method.check(setting)
-        if local and config.train.batch_norm == "local" and config.method.needs.frozen:
-            raise ConfigError(
-                f"strategy {type(config.strategy).__name__} compares with frozen models, whose"
-                " batch-norm statistics are not sent with train.batch_norm = 'local'; use 'average'"
-            )
-        run.state = with_memory(config, run.state, setting)
+        check_method(run.config, engine.workload.model, setting)
+        run.state = with_memory(run.config, run.state, setting)
     return setting
+
+
+def check_method(config: RunConfig, model: nn.Module, setting: Setting) -> None:
+    """Checks that a method and its training can have such a model."""
+    config.method.check(setting)
+    local = config.train.batch_norm == "local" and statistics_names(model)
+    if local and config.method.needs.frozen:
+        raise ConfigError(
+            f"strategy {type(config.strategy).__name__} compares with frozen models, whose"
+            " batch-norm statistics are not sent with train.batch_norm = 'local'; use 'average'"
+        )
 
 
 def with_memory(config: RunConfig, state: ServerState, setting: Setting) -> ServerState:

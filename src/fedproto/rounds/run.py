@@ -28,7 +28,7 @@ from fedproto.engines.setting import read_state, setting_of
 from fedproto.errors import ConfigError, DataError, StoreError, TrainingError
 from fedproto.models.base import build_model, features_of, layers_in_words
 from fedproto.rounds.identity import check_reference, check_same, data_identity, model_identity
-from fedproto.rounds.jobs import check_fits
+from fedproto.rounds.jobs import check_fits, check_method
 from fedproto.rounds.loop import run_rounds
 from fedproto.store import RunStore
 from fedproto.store.checkpoints import ClientMemory
@@ -150,7 +150,7 @@ class Run:
         if "features" in method.needs.before | method.needs.after:
             features_of(workload.model)
         try:
-            method.check(setting)
+            check_method(config, workload.model, setting)
             method.server_memory(setting)
             method.payload(setting, 1)
         except TrainingError as error:

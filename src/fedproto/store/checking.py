@@ -65,7 +65,7 @@ def check_run(path: Path) -> CheckResult:
         steps.insert(0, f"delete {', '.join(damaged)} from checkpoints")
     if is_there(path / "checkpoints" / BEST):
         faults += _faults(store.load_best)
-    found = f"{_number(records, 'round')}, {_number(len(usable), 'checkpoint')}"
+    found = f"{counted(records, 'round')}, {counted(len(usable), 'checkpoint')}"
     if store.format == 1:
         found += "; begun without fingerprints, so older parts are only readable"
     beside, remedy = _check_beside(path), ""
@@ -122,5 +122,6 @@ def _faults(read: Callable[..., object], *given: object) -> list[str]:
     return []
 
 
-def _number(count: int, what: str) -> str:
+def counted(count: int, what: str) -> str:
+    """A number of things, in words."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedproto.config import RunConfig, differences, read_config
 from fedproto.config.upgrade import upgraded
-from fedproto.disk.files import Folder, content, explained, is_there
+from fedproto.disk.files import Folder, content, is_there
 from fedproto.disk.integrity import DamagedError, sealed, unsealed
 from fedproto.errors import ConfigError, FedprotoError, StoreError
 from fedproto.store.run import RunStore, is_run
@@ -186,5 +186,6 @@ def extend(directory: Path | str, rounds: int) -> None:
     if configs:
         # Last, so that the same call finishes what a kill interrupted.
         tables = {name: config.of_rounds(rounds).to_dict() for name, config in configs.items()}
-        with explained(path):
-            Folder(path).write(FILE, sealed({"runs": tables}))
+        folder = Folder(path)
+        with folder.made():  # what another process added meanwhile stays as it is
+            folder.write(FILE, sealed({"runs": _tables(path) | tables}))

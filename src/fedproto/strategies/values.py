@@ -296,7 +296,7 @@ class Local:
 
     Attributes:
         steps: Local steps to make.
-        classes: Labels per class ``[C]`` if `Needs.classes` asks for them, otherwise empty.
+        class_counts: Labels per class ``[C]`` if `Needs.classes` asks for them, otherwise None.
         params: The received parameters.
         broadcast: Tensors that the server sent beside the weights.
         memory: Tensors that the client kept.
@@ -306,11 +306,18 @@ class Local:
     num_examples: int | Tensor
     steps: int | Tensor
     lr: float | Tensor
-    classes: Tensor
+    class_counts: Tensor | None
     params: Tensors
     broadcast: Tensors
     memory: Tensors
     head: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> Tensor:
+        """Labels per class ``[C]``, for a strategy that declares that it needs them."""
+        if self.class_counts is None:
+            raise TrainingError("local.classes needs a strategy's statistics = Needs(classes=True)")
+        return self.class_counts
 
 
 @dataclass(frozen=True)

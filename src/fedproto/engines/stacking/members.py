@@ -235,7 +235,7 @@ class StackTerm:
             num_examples=number,
             steps=steps,
             lr=lr,
-            classes=tensors["classes"],
+            class_counts=tensors.get("classes"),
             params=part("params", tensors),
             broadcast=part("broadcast", tensors),
             memory=part("memory", tensors),
@@ -252,7 +252,7 @@ class StackTerm:
         numbers = [float(local.num_examples), float(local.steps), float(local.lr)]
         return {
             "numbers": torch.tensor(numbers, dtype=like.dtype, device=like.device),
-            "classes": local.classes,
+            **({} if local.class_counts is None else {"classes": local.class_counts}),
             **under("params", local.params),
             **_without_models(self._strategy, local.broadcast, local.memory),
         }
