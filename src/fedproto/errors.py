@@ -52,6 +52,11 @@ def printable(text: object) -> str:
     )
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things in words, such as ``1 run`` or ``2,000 rounds``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def install(extra: str) -> str:
     """The command that installs what an optional part needs, by the packages' own names.
 

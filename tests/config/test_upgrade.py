@@ -70,7 +70,7 @@ def test_a_run_with_an_option_that_is_gone_passes_for_no_other(tmp_path):
         ("strategy", {"name": "fedatt", "norm": "spectral"}),
     ],
 )
-def test_a_run_with_a_value_that_is_gone_is_read_but_not_continued(tmp_path, capsys, section, gone):
+def test_a_run_with_a_value_that_is_gone_passes_for_no_other(tmp_path, capsys, section, gone):
     tiny = ["schedule.rounds=2", "schedule.cohort=2", "data.clients=4", "engine.name=reference"]
     path = tmp_path / "run"
     command = ["run", "quickstart", f"--out={path}", "--quiet"]
@@ -78,14 +78,11 @@ def test_a_run_with_a_value_that_is_gone_is_read_but_not_continued(tmp_path, cap
     description = unsealed((path / "run.json").read_bytes())
     tables = description["config"]
     tables[section] = gone if "name" in gone else {**tables.get(section, {}), **gone}
-    tables["flower"]["defence"] = "trimmed-mean"
-    tables["schedule"]["rounds"] = 3
     # Its checkpoints are of a run with this configuration as well.
     description["earlier"] = [description["digest"]]
     description["digest"] = digest_of(tables)
     (path / "run.json").write_bytes(sealed(description))
-    assert main(["compare", str(path), "--csv"]) == 0
-    assert "=" in capsys.readouterr().out.splitlines()[1].partition(",")[0], "it is no other run"
-    assert main(["resume", str(path), "--quiet"]) == 2
-    assert "read, but not continued" in capsys.readouterr().err
-    assert len(RunStore.open(path).records()) == 2
+    capsys.readouterr()
+    for command in ("compare", "resume"):
+        assert main([command, str(path)]) == 2
+        assert "holds a configuration that cannot be read here" in capsys.readouterr().err

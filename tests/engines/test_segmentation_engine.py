@@ -14,7 +14,6 @@ from fedproto.data.shapes import Shapes
 from fedproto.data.tasks import Segmentation, task_named
 from fedproto.engines.augment import AugmentOptions
 from fedproto.engines.base import ENGINES, EngineOptions, LocalJob, Workload
-from fedproto.engines.layers import _pays, by_phases, filter_by_phases
 from fedproto.engines.reference import read_state
 from fedproto.errors import DataError, TrainingError
 from fedproto.models.base import build_model
@@ -64,45 +63,6 @@ def assert_alike(ones: list[ClientUpdate], others: list[ClientUpdate]) -> None:
             assert torch.allclose(value, other.params[name], rtol=1e-6, atol=1e-8), name
         assert torch.equal(one.payload[COUNT], other.payload[COUNT])
         assert torch.allclose(one.payload[SUM], other.payload[SUM], rtol=1e-6)
-
-
-@pytest.mark.parametrize("size", [(14, 14), (13, 9), (4, 17), (1, 1)])
-@pytest.mark.parametrize("apart", [2, 6, 12, 18])
-@pytest.mark.parametrize("bias", [True, False])
-def test_taps_that_are_apart_are_side_by_side_in_smaller_images(apart, size, bias):
-    torch.manual_seed(0)
-    layer = nn.Conv2d(5, 5, 3, padding=apart, dilation=apart, groups=5, bias=bias).double()
-    x = torch.randn(3, 5, *size, dtype=torch.float64).to(memory_format=torch.channels_last)
-    found = []
-    for way in (layer, lambda x: by_phases(x, layer.weight, layer.bias, apart)):
-        layer.zero_grad()
-        given = x.clone().requires_grad_()
-        y = way(given)
-        y.square().sum().backward()
-        found.append([y, given.grad, *(one.grad.clone() for one in layer.parameters())])
-    for ours, theirs in zip(*found, strict=True):
-        assert ours.shape == theirs.shape
-        assert torch.allclose(ours, theirs, atol=1e-12)
-    assert found[1][0].is_contiguous(memory_format=torch.channels_last)
-
-
-def test_phases_of_two_pixels_a_side_are_left_to_the_library():
-    assert [_pays(apart, 14, 14) for apart in (2, 6, 12, 13, 14, 18)] == [
-        True, True, False, False, True, True,
-    ]  # fmt: skip
-    assert not _pays(6, 14, 12)
-
-
-def test_only_layers_whose_taps_are_apart_are_taken_over(model):
-    filter_by_phases(model)
-    taken = {name for name, layer in model.named_modules() if "forward" in vars(layer)}
-    dilated = {
-        name
-        for name, layer in model.named_modules()
-        if isinstance(layer, nn.Conv2d) and layer.dilation != (1, 1)
-    }
-    assert taken == dilated
-    assert any(name.startswith("aspp") for name in taken)
 
 
 @pytest.mark.parametrize("name", ["processes", "stacked"])

@@ -318,7 +318,7 @@ def test_a_lock_outlives_the_description(tmp_path):
     """Whoever puts another run.json in the place of this one still finds the directory locked."""
     store = RunStore.create(tmp_path / "run", tiny())
     content = (store.path / "run.json").read_bytes()
-    with store.locked():
+    with store.folder.locked():
         (store.path / "run.json").unlink()
         (store.path / "run.json").write_bytes(content)
         with pytest.raises(StoreError, match="in use by another process"):

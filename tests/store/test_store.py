@@ -225,14 +225,14 @@ def test_a_run_begun_before_an_option_existed_goes_on(tmp_path, finished):
 
 def test_a_directory_in_use_is_not_written_twice(tmp_path):
     store = RunStore.create(tmp_path / "run", tiny())
-    with store.locked(), pytest.raises(StoreError, match="in use by another process"):
+    with store.folder.locked(), pytest.raises(StoreError, match="in use by another process"):
         simulate([RunStore.open(store.path)])
 
 
 def test_a_directory_in_use_is_waited_for_as_long_as_asked(tmp_path):
     store = RunStore.create(tmp_path / "run", tiny())
     with contextlib.ExitStack() as held:
-        held.enter_context(store.locked())
+        held.enter_context(store.folder.locked())
         leave = threading.Timer(0.5, held.close)
         leave.start()
         simulate([RunStore.open(store.path)], patience=30)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fedproto.data.tasks import is_share
-from fedproto.errors import ConfigError, printable
+from fedproto.errors import ConfigError, counted, printable
 from fedproto.measures.scores import CLIENT_SCORES, PERSONAL_SCORES
 from fedproto.report.statistics import FEWEST_PAIRS
 from fedproto.report.summary import Summary
@@ -218,7 +218,7 @@ def _caption(rows: Sequence[Summary], metric: str) -> str:
         parts.append(f"difference: from {baselines} on the same seeds")
         tests, margin = compared[0].comparisons, compared[0].margin
         if tests:
-            parts.append(f"p: corrected for {tests} comparison{'s' if tests > 1 else ''} (Holm)")
+            parts.append(f"p: corrected for {counted(tests, 'comparison')} (Holm)")
             within = ""
             if margin is not None:
                 unit = "" if not is_share(metric) else " point" if margin == 0.01 else " points"

@@ -22,11 +22,10 @@ from fedproto.config import RunConfig
 from fedproto.config.recipe import read_recipe, read_tables, recipe_text
 from fedproto.data import DataSource, Federation
 from fedproto.disk.files import explained, write_output
-from fedproto.errors import ConfigError, unknown_name
+from fedproto.errors import ConfigError, counted, unknown_name
 from fedproto.rounds import Run, load_federations, runs_from, train
 from fedproto.rounds.run import demand_of, named_data
 from fedproto.store import RunStore, open_or_create
-from fedproto.store.checking import counted
 from fedproto.store.sweeps import create_sweep, extend, inside, open_runs, run_directories
 from fedproto.types import num_bytes
 

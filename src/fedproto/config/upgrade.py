@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedproto.config.run import flatten
-
 MARKS = ("tolerate_partial_work", "sampling")
 """Options that every strategy had, and none has today."""
 
@@ -35,27 +33,13 @@ _GONE = {
 }
 """Options of sections that are gone, and had no effect on the results of runs that are kept."""
 
-_TOOK_EFFECT = {
-    "aggregate.rule": "trimmed-mean",
-    "strategy.norm": "spectral",
-    "task.background_prototype": True,
-}
-"""Values that are gone and changed the results of runs that could be continued."""
-
-
-def without_successor(tables: Mapping[str, Any]) -> str | None:
-    """The value that is gone and changed a run's results; it can be read but not continued."""
-    flat = flatten(tables)
-    found = [f"{name}={one}" for name, one in _TOOK_EFFECT.items() if flat.get(name) == one]
-    return found[0] if found else None
-
 
 def upgraded(tables: Mapping[str, Any]) -> dict[str, Any]:
     """A stored configuration as tables that `fedproto.config.read_config` reads."""
-    result = {name: _without_gone(name, one) for name, one in tables.items() if name != "task"}
-    strategy, gone = result.get("strategy"), without_successor(tables)
-    if gone is not None and isinstance(strategy, Mapping):  # the rest describes another run
-        result["label"] = f"{result.get('label') or strategy.get('name')} ({gone})"
+    result = {name: _without_gone(name, one) for name, one in tables.items()}
+    if result.get("task") == {"background_prototype": False}:  # true is another method's run
+        del result["task"]
+    strategy = result.get("strategy")
     if not isinstance(strategy, Mapping) or not any(mark in strategy for mark in MARKS):
         return result
     old = dict(strategy)
@@ -87,11 +71,8 @@ def _without_gone(section: str, options: Any) -> Any:
     """A section without the options that are gone."""
     if not isinstance(options, Mapping):
         return options
-    gone = ("norm",) if options.get("name") == "fedatt" else _GONE.get(section, ())
+    gone = ("norm",) if options.get("norm") == "frobenius" else _GONE.get(section, ())
     kept = {name: value for name, value in options.items() if name not in gone}
-    for name in ("rule", "defence"):
-        if kept.get(name) == "trimmed-mean":  # the nearest of today's; records show the same
-            kept[name] = "median"
     if section == "measure" and isinstance(kept.get("what"), list):
         kept["what"] = [name for name in kept["what"] if name != "ece"]
     return kept

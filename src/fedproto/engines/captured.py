@@ -20,7 +20,6 @@ from torch import Tensor
 from fedproto.data.samples import TensorSamples, upload
 from fedproto.engines.augment import AugmentOptions
 from fedproto.engines.base import ENGINES, EVERYTHING, Capability, LocalJob, Workload
-from fedproto.engines.layers import filter_by_phases
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.training import TrainOptions
 from fedproto.errors import reason_of
@@ -48,7 +47,6 @@ class CapturedEngine(ReferenceEngine):
 
     def __init__(self, workload: Workload) -> None:
         super().__init__(workload)
-        filter_by_phases(self._model)
         self._kinds: dict[tuple[TrainOptions, float, AugmentOptions | None], _Kind] = {}
         self._pool = None if self._device.type != "cuda" else torch.cuda.graph_pool_handle()
         self._order = _Order(self._samples, self._device)

@@ -18,7 +18,6 @@ from torch import nn
 
 from fedproto.callback import Callback, CallbackList
 from fedproto.config import RunConfig
-from fedproto.config.upgrade import without_successor
 from fedproto.data.base import DataSource, data_root
 from fedproto.data.federation import Federation, cautions
 from fedproto.engines.auto import Demand, choose, threads
@@ -190,12 +189,10 @@ class Run:
         initial = self.initial_state()
         state = self._state if self.records else None
         if self.store is not None:
-            gone = without_successor(self.store.description()["config"])
-            if gone is not None or self.store.format < FORMAT:
+            if self.store.format < FORMAT:
                 raise StoreError(
-                    f"{self.store.path} was begun by an earlier version with"
-                    f" {gone or 'other random streams'}; it can be read, but not continued: start a"
-                    " new run"
+                    f"{self.store.path} was begun by an earlier version with other random streams;"
+                    " it can be read, but not continued: start a new run"
                 )
             state = self.store.load_checkpoint()
             if state is not None or self.store.records():
@@ -333,7 +330,7 @@ def _train_together(
     with contextlib.ExitStack() as stack:
         for run in unfinished:
             if run.store is not None:
-                stack.enter_context(run.store.locked(patience))
+                stack.enter_context(run.store.folder.locked(patience))
         for run in unfinished:
             run.resume(data)
         model = unfinished[0].build()

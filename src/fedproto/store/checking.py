@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedproto.disk.files import is_there
 from fedproto.disk.integrity import DamagedError, read_sealed
-from fedproto.errors import StoreError
+from fedproto.errors import StoreError, counted
 from fedproto.store.checkpoints import BEST, read_kept, round_of
 from fedproto.store.run import RunStore
 from fedproto.store.sweeps import run_directories
@@ -120,8 +120,3 @@ def _faults(read: Callable[..., object], *given: object) -> list[str]:
     except StoreError as error:
         return [str(error)]
     return []
-
-
-def counted(count: int, what: str) -> str:
-    """A number of things, in words."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -213,10 +213,6 @@ class RunStore:
             self.folder.remove_leftovers()
         return kept
 
-    def locked(self, patience: float = 0.0) -> contextlib.AbstractContextManager[None]:
-        """Locks the directory: see `fedproto.disk.files.Folder.locked`."""
-        return self.folder.locked(patience)
-
     def newest_round(self) -> int | None:
         """The round of the newest checkpoint; None when there is none."""
         paths = self.checkpoints()

@@ -181,7 +181,7 @@ def extend(directory: Path | str, rounds: int) -> None:
             )
     for store in stores:
         if store.config.schedule.rounds != rounds:
-            with store.locked():
+            with store.folder.locked():
                 store.reconfigure(store.config.of_rounds(rounds))
     if configs:
         # Last, so that the same call finishes what a kill interrupted.
