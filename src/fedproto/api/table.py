@@ -62,9 +62,7 @@ class Table(list[Mapping[str, Any]]):
 
     def begins_section(self, index: int) -> bool:
         """Whether a line is drawn above a row."""
-        return (
-            bool(self.sections) and index > 0 and self.sections[index] != self.sections[index - 1]
-        )
+        return index > 0 and len(set(self.sections[index - 1 : index + 1])) > 1
 
     def __repr__(self) -> str:
         if not self:

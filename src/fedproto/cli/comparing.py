@@ -57,7 +57,11 @@ def compare(
     found = find_runs(directories, lambda text: echo(f"left out: {text}", err=True))
     runs = [tested for run in found for tested in run.all_tested()]
     metric = main_score(runs, metric)
-    _check_target(target, metric)
+    if target is not None and is_share(metric) and not 0 <= target <= 1:
+        raise ConfigError(
+            f"--target {target:g}: {metric} lies between 0 and 1; write {target / 100:g} for"
+            f" {target:g} %"
+        )
     arrangement = _arranged(runs)
     shown = arrangement.split() if each else arrangement
     rows = summarize(shown, metric, target, baseline, margin)
@@ -138,14 +142,6 @@ def report(
     for problem in write_page(directories, file, title=title, metric=metric, target=target):
         echo(f"skipped: {problem}", err=True)
     echo(f"wrote {file} ({file.stat().st_size / 1e6:.1f} MB)")
-
-
-def _check_target(target: float | None, metric: str) -> None:
-    if target is not None and is_share(metric) and not 0 <= target <= 1:
-        raise ConfigError(
-            f"--target {target:g}: {metric} lies between 0 and 1; write {target / 100:g} for"
-            f" {target:g} %"
-        )
 
 
 def _arranged(runs: list[StoredRun]) -> Arrangement:

@@ -342,7 +342,11 @@ class ServeOptions(Part):
                 for name in floating
             }
         else:
-            past, share = part(AVERAGE, following.memory) or new, self._share(received.round + 1)
+            done = received.round + 1  # early rounds count as in a plain mean
+            share = (self.growth + 1) / (done + self.growth)
+            if self.average == "ema":
+                share = max(1 - self.decay, 1 / done)
+            past = part(AVERAGE, following.memory) or new
             average = {
                 name: torch.lerp(past[name].to(one.device), one, share)
                 for name, one in floating.items()
@@ -355,12 +359,6 @@ class ServeOptions(Part):
             {name: average[name] for name in following.buffers},
         )
         return replace(following, memory=memory, served_model=served)
-
-    def _share(self, done: int) -> float:
-        """The newest model's share after this many rounds; early ones count as in a plain mean."""
-        if self.average == "ema":
-            return max(1 - self.decay, 1 / done)
-        return (self.growth + 1) / (done + self.growth)
 
 
 def prototypes_declared(
