@@ -21,7 +21,7 @@ from fedproto.data.base import DATASETS
 from fedproto.data.tasks import headline
 from fedproto.errors import FedprotoError
 from fedproto.report.results import StoredRun
-from fedproto.store import RunStore, is_run
+from fedproto.store import RunStore, is_run, read_description
 from fedproto.store.run import FORMAT
 
 _NO_RESULT = ("label", "engine", "evaluate", "measure", "stop")
@@ -159,7 +159,7 @@ class Library:
         except FedprotoError as error:
             self._notify(f"{path} is left out: {error}")
             return
-        if options_without_successor(store.description()["config"]):
+        if options_without_successor(read_description(store.path)["config"]):
             return  # it would pass for a run of the options that are left
         paths = self._paths.setdefault(_whatever_rounds(_as_today(store)), [])
         if path not in paths:

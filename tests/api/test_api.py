@@ -126,8 +126,8 @@ def test_names_alone_are_enough(tmp_path, caplog):
         ({"model": frozen()}, TrainingError, "no parameter with requires_grad = True$"),
         ({"model": nn.Sequential(module(), nn.Softmax(1))}, TrainingError, "leave out its softmax"),
         ({"strategy": FedAvg}, ConfigError, r"an instance, such as FedAvg\(\), not a class$"),
-        ({"callbacks": [print]}, ConfigError, "must be instances of fedproto.Callback, not <built"),
-        ({"callbacks": [Callback]}, ConfigError, "must be instances of fedproto.Callback, not <cl"),
+        ({"callbacks": [print]}, ConfigError, "must be a list of fedproto.Callback, not .<built"),
+        ({"callbacks": [Callback]}, ConfigError, "must be a list of fedproto.Callback, not .<cl"),
         ({"train": "adam"}, ConfigError, "train is 'adam', not a section of options"),
         ({"data": {"name": "mnist", "alpha": 0.1}}, ConfigError, "alpha has no effect .* to 'dir"),
         ({"out": __file__}, StoreError, "cannot be made: File exists; choose another directory"),
@@ -231,7 +231,7 @@ def test_a_result_is_kept_and_loaded(result, tmp_path, capsys):
     other = fedproto.load(path, model=module, data=federation(4))
     with pytest.raises(StoreError, match="changed since"):
         fedproto.analyse(other, ["clients"])
-    with pytest.raises(StoreError, match="holds no run"):
+    with pytest.raises(StoreError, match="nowhere does not exist"):
         fedproto.load_all(tmp_path / "nowhere")
 
 

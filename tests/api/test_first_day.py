@@ -26,7 +26,7 @@ from fedproto.disk.files import Folder
 from fedproto.disk.integrity import sealed, unsealed
 from fedproto.errors import ConfigError, DataError, StoreError
 from fedproto.options import describe
-from fedproto.store import RunStore
+from fedproto.store import read_description
 from helpers import Clock
 from paper.output import Output
 
@@ -98,7 +98,7 @@ def test_plugins_are_named_anywhere_and_remembered(tmp_path, monkeypatch, capsys
         out = tmp_path / f"run{place}"
         settings = [*TINY, "--set=strategy.name=mine", f"--out={out}", "-q"]
         assert main([*command, *settings]) == 0
-        plugins = RunStore.open(out).description()["environment"]["plugins"]
+        plugins = read_description(out)["environment"]["plugins"]
         assert str(tmp_path / "own_strategy.py") in plugins
     assert main(["run", "quickstart", "--plugin", "nowhere.py"]) == 2
     assert "nowhere.py does not exist" in capsys.readouterr().err

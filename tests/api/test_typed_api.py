@@ -23,7 +23,7 @@ from fedproto.api.table import Table
 from fedproto.config import RunConfig, Sections
 from fedproto.config.recipe import COMMON
 from fedproto.config.run import CHOICES, SECTIONS, dotted_names
-from fedproto.store import RunStore
+from fedproto.store import read_description
 
 TINY = {"rounds": 3, "cohort": 3, "epochs": 3, "lr": 0.5}
 
@@ -295,7 +295,5 @@ def test_runs_added_to_a_sweep_are_trained_by_its_engine(tmp_path, monkeypatch):
     monkeypatch.setattr("fedproto.engines.auto.WORTHWHILE_STEPS", 200)
     for seeds in (2, 4):
         fedproto.sweep(federation(), net, ["fedavg"], seeds=seeds, out=tmp_path, **TINY)
-    found = [
-        RunStore.open(run.path).description()["engines"] for run in fedproto.load_all(tmp_path)
-    ]
+    found = [read_description(run.path)["engines"] for run in fedproto.load_all(tmp_path)]
     assert [[how["name"] for how in each] for each in found] == [["reference"]] * 4

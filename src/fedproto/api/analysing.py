@@ -33,7 +33,7 @@ from fedproto.report.panels import EMBEDDING, Measured, read_measured, read_part
 from fedproto.report.style import class_colors, picture_of
 from fedproto.rng import Purpose, stream
 from fedproto.rounds.identity import check_reference, check_same, data_identity, reference_state
-from fedproto.store import RunStore
+from fedproto.store import read_description
 from fedproto.types import POOLED
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Subject:
     def __init__(self, result: Result) -> None:
         self.path, self.config, model = result.directory, result.config, result.model
         assert result.state is not None  # noqa: S101 - the model has its weights
-        identity = RunStore.open(self.path).description().get("identity", {})
+        identity = read_description(self.path).get("identity", {})
         check_same(identity, data_identity(result.federation), self.path)
         # The run may have been trained on another machine.
         anywhere = replace(self.config.engine, name="reference", device="auto")

@@ -31,12 +31,12 @@ from fedproto.config.run import as_table
 from fedproto.data.base import DATASETS, data_root
 from fedproto.data.federation import Federation
 from fedproto.data.own import located
-from fedproto.errors import ConfigError, HardlyLearnedWarning, StoreError, printable
+from fedproto.errors import ConfigError, HardlyLearnedWarning, printable
 from fedproto.models.base import build_model, under_seed
 from fedproto.options import Options, plain, read_options
 from fedproto.rounds import Run, train
 from fedproto.store import RunStore, open_or_create
-from fedproto.store.sweeps import create_sweep, run_directories
+from fedproto.store.sweeps import create_sweep, found_in
 
 _log = logging.getLogger("fedproto")
 
@@ -260,10 +260,7 @@ def load_all(directory: str | os.PathLike[str]) -> Results:
     Raises:
         StoreError: If there is no run, or one is damaged.
     """
-    found = run_directories(Path(directory)) if Path(directory).is_dir() else []
-    if not found:
-        raise StoreError(f"{directory} holds no run: no run.json in it or below")
-    return Results([load(each) for each in found])
+    return Results([load(each) for each in found_in(Path(directory))])
 
 
 def _tables(data: Data, model: Model, keywords: Mapping[str, Any]) -> dict[str, Any]:

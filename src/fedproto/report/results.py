@@ -116,7 +116,7 @@ def find_runs(
     """
     found: list[StoredRun] = []
     damaged: list[StoreError] = []
-    for directory in found_in(paths):
+    for directory in (one for path in paths for one in found_in(path)):
         try:
             store = RunStore.open(directory, to_compare=True)
             found.append(StoredRun(directory, store.config, store.records()))

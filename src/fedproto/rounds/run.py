@@ -29,7 +29,7 @@ from fedproto.models.base import build_model, features_of, layers_in_words
 from fedproto.rounds.identity import check_reference, check_same, data_identity, model_identity
 from fedproto.rounds.jobs import check_fits, check_method
 from fedproto.rounds.loop import run_rounds
-from fedproto.store import RunStore
+from fedproto.store import RunStore, read_description
 from fedproto.store.checkpoints import ClientMemory
 from fedproto.store.run import FORMAT
 from fedproto.strategies.values import Setting
@@ -226,11 +226,12 @@ class Run:
 
     def engines(self) -> list[dict[str, Any]]:
         """The engines that have trained the run so far, oldest first."""
-        return [] if self.store is None else list(self.store.description().get("engines", []))
+        known = {} if self.store is None else read_description(self.store.path)
+        return list(known.get("engines", []))
 
     def _check_same(self, data: Mapping[str, str]) -> None:
         assert self.store is not None  # noqa: S101 - asked of runs with a directory alone
-        was = self.store.description().get("identity", {})
+        was = read_description(self.store.path).get("identity", {})
         check_same(was, {**data, **self._model_identity()}, self.store.path)
 
     def _model_identity(self) -> dict[str, str]:

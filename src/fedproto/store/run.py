@@ -123,14 +123,10 @@ class RunStore:
             )
         return RunStore(path, config, digest, description["format"], description.get("earlier", ()))
 
-    def description(self) -> dict[str, Any]:
-        """The content of ``run.json``; as `read_description`."""
-        return read_description(self.path)
-
     def describe(self, **facts: Any) -> None:
         """Adds to ``run.json`` what is known only when a run begins."""
         with explained(self.path / "run.json"):
-            self.folder.write("run.json", sealed(self.description() | facts))
+            self.folder.write("run.json", sealed(read_description(self.path) | facts))
 
     def reconfigure(self, config: RunConfig) -> None:
         """Continues under another configuration, which must agree in the finished rounds."""

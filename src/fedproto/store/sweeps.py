@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -103,15 +103,13 @@ def open_runs(path: Path) -> list[RunStore]:
     return [RunStore.open(path)]
 
 
-def found_in(paths: Iterable[Path]) -> Iterator[Path]:
-    """The run directories in and below some paths."""
-    for path in paths:
-        if not path.exists():
-            raise StoreError(f"{path} does not exist")
-        inside = run_directories(path)
-        if not inside:
-            raise StoreError(f"{path} holds no run: no run.json in it or below")
-        yield from inside
+def found_in(path: Path) -> list[Path]:
+    """As `run_directories`; a path without any run is refused."""
+    if not path.exists():
+        raise StoreError(f"{path} does not exist")
+    if not (found := run_directories(path)):
+        raise StoreError(f"{path} holds no run: no run.json in it or below")
+    return found
 
 
 def run_directories(path: Path) -> list[Path]:
