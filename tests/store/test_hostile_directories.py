@@ -63,9 +63,10 @@ PLANTED = [
 def test_no_file_outside_is_overwritten(run, tmp_path, name):
     (run / name).unlink(missing_ok=True)
     (run / name).symlink_to(tmp_path / "victim")
-    main(["report", str(run)])
-    main(["resume", str(run), "-q", "--rounds=5"])
+    codes = main(["report", str(run)]), main(["resume", str(run), "-q", "--rounds=5"])
     untouched(tmp_path)
+    # What nobody can foresee is in nobody's way: temporary files have fresh names.
+    assert codes == (0, 0) or not name.endswith(".partial")
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "analysis", "export", "clients"])
