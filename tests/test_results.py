@@ -196,6 +196,9 @@ def speeds_in_words() -> dict[str, list[str]]:
     }
 
 
+ABOVE = "clients above twice the median, per cent"
+
+
 def attacks_in_words() -> dict[str, list[str]]:
     """The pages on hostile clients, beside the table of attacks."""
     about = measured("takeover")
@@ -206,7 +209,17 @@ def attacks_in_words() -> dict[str, list[str]]:
         return found[column].split(" ")[0].lstrip("−")
 
     digits, synthetic = "digits, Steady", "synthetic, Steady"
-    pairs = [name for name in table if name.startswith("digits, two") and ", Steady" in name]
+    pairs = [
+        name
+        for name in table
+        if name.startswith("digits, two") and ", Steady" in name and "by size" not in name
+    ]
+    (drawn,) = (line for name, line in table.items() if "by size" in name)
+    cost, beyond_absence = (drawn[place].split(" ")[0].lstrip("−") for place in (4, 5))
+    honest = measured("defence")["honest"]
+    whole = [counts for name, counts in honest.items() if "," not in name]
+    rejected = sum(one[f"rejected for {why}"] for one in whole for why in ("length", "statistics"))
+    skewed = honest["synthetic, schedule.rounds=10"]
     beyond = sorted(float(table[name][5].split(" ")[0].lstrip("−")) for name in pairs)
     against = max(float(table[name][4].split(" ")[0].lstrip("−")) for name in pairs)
     rows = about["accuracy"]["synthetic"]["Steady"]
@@ -226,11 +239,27 @@ def attacks_in_words() -> dict[str, list[str]]:
         for name, rows in earlier.items()
     }
     bounds = f"{mean_of(digits, 5)} on digits, {mean_of(synthetic, 5)} on synthetic data"
+    sizes = next(iter(read_recipe("synthetic").values())).data.load(Path()).train_sizes
+    columns = ("runs", "updates", "rejected for length", "rejected for statistics")
+    columns = (*columns, "clipped", "samples capped")
+    rows_of_honest = [
+        " | ".join([f"| `{name}`", *(f"{one[column]:,}" for column in columns)]) + " |"
+        for name, one in honest.items()
+    ]
+    assert not any(one["rejected otherwise"] for one in honest.values())
+    assert all(
+        one["rejected for length"] + one["rejected for statistics"] < one["updates"] / 100
+        for one in honest.values()
+        if one is not skewed
+    )
     return {
         pages.HOSTILE: [
+            *rows_of_honest,
+            f"costs {cost} points, {beyond_absence} beyond absence",
+            f"{sizes.max() / np.median(sizes):.0f} times the median number of samples",
             f"{bounds}, {beyond[0]:.1f} to {beyond[-1]:.1f} where clients hold two classes",
             f"against all clients honest, too ({mean_of(digits, 4)})",
-            f"Invented samples add at most {added:.1f} points",
+            f"On synthetic data invented samples add at most {added:.1f} points",
             f"{mean_of(synthetic, 4)} points on synthetic data, up to {against:.1f} where",
             f"{way['digits'][0]} % (FedAvg) and {way['digits'][1]} % (FedProto)",
             f"{way['synthetic'][0]} and {way['synthetic'][1]} % on synthetic data",
@@ -240,7 +269,13 @@ def attacks_in_words() -> dict[str, list[str]]:
         "docs/explanation/threat-model.md": [
             f"{mean_of(digits, 5)} on digits (`demo`), {mean_of(synthetic, 5)} on synthetic data",
             f"it is {mean_of(digits, 4)}, {mean_of(synthetic, 4)}, and up to {against:.1f} where",
-            f"honest clients above twice the median: {large[0]}, {large[1]}",
+            f"honest clients above twice the median: {large[0]}, {large[1]},"
+            f" {honest['mnist, schedule.rounds=1'][ABOVE]:.0f} % of MNIST",
+            f"rejects {rejected} of {sum(one['updates'] for one in whole):,} updates of"
+            f" six whole recipes ({sum(one['runs'] for one in whole)} runs)",
+            f"rejects {skewed['rejected for length']} of {skewed['updates']:,}",
+            f"by {float(mean_of(synthetic, 4)) - 10:.1f} points",
+            f"invented samples cost {cost} points",
         ],
     }
 

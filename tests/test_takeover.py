@@ -10,6 +10,7 @@ from statistics import mean
 from documents import ROOT
 
 RESULTS = ROOT / "results/takeover.json"
+BY_SIZE = "digits, two classes, cohorts of 3 by size"
 
 
 def test_the_page_of_attacks_has_the_measured_figures():
@@ -31,6 +32,9 @@ def test_no_attack_on_steady_costs_ten_points_beyond_absence_and_the_defence_les
     assert {"digits", "synthetic"} <= tasks.keys()
     for task, methods in tasks.items():
         rows = methods["Steady"]
+        if task == BY_SIZE:  # which the page says does not hold
+            assert mean(rows["10M samples, x -1"]["clip"].values()) < 20
+            continue
         plain, honest = rows["none"]["none"], rows["none"]["clip"]
         assert len(honest) == 12
         assert mean(honest.values()) > mean(plain.values()) - 1, task
