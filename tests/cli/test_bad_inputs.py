@@ -252,11 +252,12 @@ def test_an_absurd_label_is_refused():
         'extends = "quickstart"\n[[variants]]\nstrategy = {name = {a = 1}}',
         'extends = "' + "x" * 5000 + '"',
         'extends = "~nobody-here/x"',
+        "extends = [1]",
         'extends = "quickstart"\nvariants = "' + "x" * 300 + '"',
         'extends = "quickstart"\n[sweep]\nx' + ".x" * 3000 + " = [1]",
         'extends = "quickstart"\n[strategy]\nname = 3\n[sweep]\nstrategy.name = [[1], {}]',
     ],
-    ids=["list", "table", "long", "home", "long variants", "deep", "swept"],
+    ids=["list", "table", "long", "home", "number", "long variants", "deep", "swept"],
 )
 def test_recipes_of_odd_types_are_an_error(tmp_path, recipe, capsys):
     (tmp_path / "recipe.toml").write_text(recipe)
