@@ -161,6 +161,7 @@ def speeds_in_words() -> dict[str, list[str]]:
         for one in measured("gpu-rounds")["rounds"]["rows"]
         if one.get("first_round_seconds", 0) > 3
     ]
+    epyc = {one["name"]: f"{one['ratio']:.2f}" for one in measured("cpu-peers-epyc")["cnn"]["rows"]}
     variants = measured("gpu-variants")["variants"][0]["us_per_model_step"]
     runs = dict(measured("gpu-growth")["growth"]["runs"])
     share = "share of the plain loop, captured"
@@ -180,6 +181,12 @@ def speeds_in_words() -> dict[str, list[str]]:
             f"median of {len(peers[0]['seconds'])} interleaved rounds",
             f"weights alone would take {bound:.1f} µs",
             f"{min(dearer):.0f} to {max(dearer):.0f} % per step",
+            f"the plain loop takes {epyc['loop, plain']} times as long as ours,"
+            f" {epyc['loop, channels-last']} with channels last, pfl-research"
+            f" {epyc['pfl-research']}, Flower {epyc['Flower, as its tutorial']} and"
+            f" {epyc['Flower, leanest']}",
+            f"take {epyc['ours, processes:backpropagation']} times as long with automatic"
+            f" differentiation, {epyc['ours, processes:spectra']} times without the convolution",
             f"once has won back {100 - 100 * variants['wide'] / variants['now']:.0f} %",
             f"saves {100 - 100 * mlp[True]:.0f} % in tf32",
             f"costs {100 * mlp[False] - 100:.0f} % in float32",

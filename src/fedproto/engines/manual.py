@@ -1,6 +1,6 @@
 """A training step without automatic differentiation, for the package's own small models on a CPU.
 
-Whole rounds take 1.54 times as long with automatic differentiation (docs/evidence/performance.md).
+What it is worth depends on the processor (docs/evidence/performance.md).
 Saved are direct convolutions, the gradient of the images, and gradients that are written only to be
 read once and subtracted: every layer has its own backward pass that ends with plain gradient
 descent, the dense layers' inside the very product that gives the gradient.
