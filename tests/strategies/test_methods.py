@@ -42,7 +42,7 @@ def local(received: float, *, steps=1, lr=0.1, classes=(), broadcast=None, memor
         num_examples=10,
         steps=steps,
         lr=lr,
-        classes=torch.tensor(classes),
+        class_counts=torch.tensor(classes),
         params={"w": number(received)},
         broadcast=broadcast or {},
         memory=memory or {},
