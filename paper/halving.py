@@ -15,9 +15,9 @@ serves: the best, on the same tests, of the newest model and of `AVERAGES`. The 
 with their own best average besides. Test data is never read (``evaluate.test = false``).
 
 A fourth stage is about what the recommended method serves, and trains nothing else: its chosen run
-is made once more, the same to the bit, while clients also take feature statistics under the chosen
-model. The best of the heads that are computed from them (`HEADS`) is served if it gains at least
-`WORTH` on the same tests, since it costs bytes.
+is made once more, on a CPU the same to the bit, while clients also take feature statistics under
+the chosen model. The best of the heads that are computed from them (`HEADS`) is served if it gains
+at least `WORTH` on the same tests, since it costs bytes.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Cut(NamedTuple):
 # Found by a search on an H200 with LeNet, ResNet-18 and the paper's CNN.
 ANY = 2**31
 EXACT = {ANY: Cut(64, 64, 32, 4, 2, "tf32x3")}
-# Deeper strips in bfloat16, in three stages, Triton 3.6 compiles to another convolution.
+# Strips of 64 in three stages Triton 3.6 compiles to another convolution, shifted by a pixel.
 HALF = {
     32: Cut(128, 64, 32, 4, 3, "tf32"),
     127: Cut(128, 64, 64, 4, 3, "tf32"),
@@ -100,7 +100,7 @@ FEW = 12
 """Numbers in a row of taps from which on it is worth to be read as a strip."""
 
 MANY = 32
-"""Channels up to which that is known to be right in every precision."""
+"""Channels up to which strips are read; in bfloat16 those of more are too deep, see `HALF`."""
 
 
 def precision() -> str:
